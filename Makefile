@@ -1,0 +1,29 @@
+# The contributor's manual: every command makes its own .venv and installs what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types check clean
+
+demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
+	$(BIN)/packhorse demo
+
+test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) demo-out
+
+$(VENV)/installed: pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
+	touch $@

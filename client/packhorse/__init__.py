@@ -1,0 +1,59 @@
+"""Packhorse for a trainer rank: iterate packed micro-batches from a packing server.
+
+    feed = packhorse.Feed("tcp://host:5555", layout=ParallelLayout(data=2), contract=BatchContract(seq_length=4096))
+    for step in feed.steps():
+        for micro_batch in step: ...
+
+Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is proved at the handshake,
+``session`` for the protocol and ``feed`` for the socket.
+"""
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import BatchContract, LossReduction, Objective, Packing, Remainder, TailPadding
+from packhorse.errors import (
+    ConfigError,
+    ContractError,
+    HandshakeRefused,
+    PackhorseError,
+    ProtocolError,
+    ServerFailed,
+    SourceError,
+    StallTimeout,
+    StartTimeout,
+    TransportError,
+)
+from packhorse.feed import Feed, FeedStats
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import MicroBatch, Position
+from packhorse.rules import Severity, Violation
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchContract",
+    "ConfigError",
+    "ContractError",
+    "Coordinates",
+    "Feed",
+    "FeedStats",
+    "HandshakeRefused",
+    "LossReduction",
+    "MicroBatch",
+    "Objective",
+    "PackhorseError",
+    "Packing",
+    "ParallelLayout",
+    "Partition",
+    "Position",
+    "ProtocolError",
+    "Remainder",
+    "ServerFailed",
+    "Severity",
+    "SourceError",
+    "StallTimeout",
+    "StartTimeout",
+    "TailPadding",
+    "TransportError",
+    "Violation",
+    "__version__",
+]

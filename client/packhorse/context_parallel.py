@@ -1,0 +1,75 @@
+"""Which slots of a packed row each context-parallel rank holds.
+
+Zigzag (Transformer Engine's THD partition): each physical segment ``[a, b)`` of length n is cut into
+2·CP chunks of s = n / (2·CP) slots, and rank r owns chunks r and 2·CP-1-r, so that causal work is equal.
+A zigzag over the whole row would be wrong for THD kernels: they cut per segment. Offsets are never sliced.
+
+Shapes: T = row width in slots, S = segments, t = T / CP local slots.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse.errors import ContractError
+
+__all__ = ["Partition", "local_slots"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Partition(StrEnum):
+    """Who cuts a row for the context-parallel ranks, and how."""
+
+    ZIGZAG = "zigzag"  # the server cuts; two chunks of each segment a rank
+    CONTIGUOUS = "contiguous"  # the server cuts; one run of T / CP slots a rank
+    WHOLE = "whole"  # every rank gets the row, the trainer's own step cuts it
+
+    def granularity(self, context: int) -> int:
+        """What a row's lengths must be a multiple of under ``context`` ranks."""
+        if context == 1:
+            return 1
+        return context if self is Partition.CONTIGUOUS else 2 * context
+
+
+def local_slots(partition: Partition, cu_seqlens_padded: npt.ArrayLike, context: int, rank: int) -> IntArray:
+    """Slot numbers of the row that ``rank`` of ``context`` holds, in its own order.
+
+    ``cu_seqlens_padded``: int [S+1], physical offsets; the last entry is the row's width T.
+    Returns int64 [T] for ``whole`` (or one rank), int64 [T / CP] otherwise.
+    Raises ``ContractError`` where a segment cannot be cut evenly.
+    """
+    offsets = np.asarray(cu_seqlens_padded, dtype=np.int64)
+    if not 0 <= rank < context:
+        raise ContractError(f"context-parallel rank {rank} is outside 0 … {context - 1}")
+    if context == 1 or partition is Partition.WHOLE:
+        return np.arange(offsets[-1])
+    if partition is Partition.CONTIGUOUS:
+        return _contiguous(int(offsets[-1]), context, rank)
+    return _zigzag(offsets, context, rank)
+
+
+def _contiguous(width: int, context: int, rank: int) -> IntArray:
+    if width % context:
+        raise ContractError(f"row width {width} is not divisible by CP={context}; set pack_multiple to {context}")
+    share = width // context
+    return np.arange(rank * share, (rank + 1) * share)
+
+
+def _zigzag(offsets: IntArray, context: int, rank: int) -> IntArray:
+    lengths = np.diff(offsets)
+    if np.any(lengths % (2 * context)):
+        worst = int(lengths[lengths % (2 * context) != 0][0])
+        raise ContractError(
+            f"a segment of {worst} slots is not divisible by 2·CP={2 * context}; "
+            f"set segment_multiple to a multiple of {2 * context}"
+        )
+    chunk = lengths // (2 * context)
+    # Interleave the starts of both chunks of each segment, then expand each start to its run of slots.
+    starts = np.stack([offsets[:-1] + rank * chunk, offsets[:-1] + (2 * context - 1 - rank) * chunk], axis=1).ravel()
+    runs = np.repeat(chunk, 2)
+    ends = np.cumsum(runs)
+    return np.repeat(starts - (ends - runs), runs) + np.arange(int(ends[-1]) if len(ends) else 0)

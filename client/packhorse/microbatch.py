@@ -1,0 +1,117 @@
+"""What one rank consumes in one forward: the packed row, or its slice of it, with both offset arrays.
+
+Shapes: T = local width in slots, S = segments of the row (never sliced).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from packhorse.context_parallel import Partition, local_slots
+from packhorse.errors import ContractError
+from packhorse.row import SampleKey, row_digest
+
+__all__ = ["ORIGIN", "MicroBatch", "Position"]
+
+# torch.Tensor, or numpy.ndarray where the Feed was asked for arrays="numpy". The base install has no torch.
+Array = Any
+
+
+class Position(NamedTuple):
+    """(step, index) of a micro-batch; the sequence number of the protocol."""
+
+    step: int
+    index: int  # type: ignore[assignment]  # tuple.index is shadowed on purpose
+
+    def after(self, num_microbatches: int) -> Position:
+        """The position of the next micro-batch of the same reader."""
+        return Position(self.step, self.index + 1) if self.index + 1 < num_microbatches else Position(self.step + 1, 0)
+
+
+ORIGIN = Position(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch as delivered to one rank.
+
+    ``labels`` hold the next id also where ``loss_mask`` is 0 (a prompt, say): weigh the loss with the
+    mask, or use ``masked_labels``. ``cu_seqlens`` is logical and ``cu_seqlens_padded`` physical, both of
+    the whole row. ``step_loss_tokens`` is the exact denominator of a per-token loss over all ranks.
+    """
+
+    tokens: Array  # int64 [T]
+    labels: Array  # int64 [T], ignore_index on padding and in fillers
+    loss_mask: Array  # float32 [T], 0 or 1
+    position_ids: Array  # int64 [T]
+    cu_seqlens: Array  # int32 [S+1]
+    cu_seqlens_padded: Array  # int32 [S+1]
+    max_seqlen: int  # slots of the longest physical segment
+    num_tokens: int  # real slots of the whole row
+    num_loss_tokens: int  # supervised slots of the whole row
+    local_loss_tokens: int  # supervised slots of this rank's slice
+    step_tokens: int  # real slots of the whole step, all data-parallel ranks
+    step_loss_tokens: int
+    step: int
+    index: int
+    num_microbatches: int
+    filler: bool
+    ignore_index: int
+    row_digest: bytes  # 16 bytes, as the server computed it for the whole row
+    own_labels: bool = False
+    partition: Partition = Partition.WHOLE
+    context_size: int = 1
+    context_rank: int = 0
+    keys: tuple[SampleKey, ...] = ()
+
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.index)
+
+    @property
+    def width(self) -> int:
+        """Slots of the whole row."""
+        return int(self.cu_seqlens_padded[-1])
+
+    @property
+    def holds_whole_row(self) -> bool:
+        return self.partition is Partition.WHOLE or self.context_size == 1
+
+    def slots(self) -> Array:
+        """int64 [T], a numpy array: which slots of the row this rank holds."""
+        return local_slots(self.partition, self.cu_seqlens_padded, self.context_size, self.context_rank)
+
+    def masked_labels(self) -> Array:
+        """int64 [T]: ``labels`` with ``ignore_index`` wherever nothing is trained on."""
+        masked = self.labels.clone() if hasattr(self.labels, "clone") else self.labels.copy()
+        masked[self.loss_mask == 0] = self.ignore_index
+        return masked
+
+    def computed_digest(self) -> bytes:
+        """The row digest of what was delivered, to compare with ``row_digest``.
+
+        Raises ``ContractError`` on a slice: a digest is of the whole row.
+        """
+        if not self.holds_whole_row:
+            raise ContractError("a row digest needs the whole row; this rank holds a slice of it")
+        return row_digest(
+            _as_numpy(self.tokens),
+            None if self.filler else _as_numpy(self.labels),
+            _as_numpy(self.loss_mask),
+            _as_numpy(self.cu_seqlens),
+            _as_numpy(self.cu_seqlens_padded),
+            step=self.step,
+            index=self.index,
+            own_labels=self.own_labels,
+        )
+
+    def to(self, device: Any, *, non_blocking: bool = True) -> MicroBatch:
+        """A copy on ``device``; asynchronous from pinned memory. Host counts stay where they are."""
+        from packhorse.torch_adapter import to_device  # torch is an extra
+
+        return to_device(self, device, non_blocking=non_blocking)
+
+
+def _as_numpy(array: Array) -> Any:
+    return array.numpy(force=True) if hasattr(array, "numpy") else array

@@ -1,0 +1,90 @@
+"""Several arrays in one buffer: the payload frame of a micro-batch.
+
+Each array starts at a multiple of 64 bytes, so that a reader can view it in place whatever its dtype.
+The table that describes them travels in the header; a table that does not fit its buffer is refused
+before anything is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse.errors import ProtocolError
+
+__all__ = ["ArrayEntry", "join_arrays", "split_arrays"]
+
+ALIGNMENT = 64
+# Closed list, little-endian on the wire whatever the machine.
+DTYPES = {name: np.dtype(name) for name in ("|u1", "<u2", "<u4", "<i4", "<i8")}
+
+AnyArray = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEntry:
+    """One array of a payload: its name, dtype from ``DTYPES``, length and byte offset."""
+
+    name: str
+    dtype: str
+    length: int
+    offset: int
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
+    """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
+    entries, end = [], 0
+    for name, array in arrays.items():
+        offset = _aligned(end)
+        entries.append(ArrayEntry(name, array.dtype.newbyteorder("<").str, len(array), offset))
+        end = offset + array.nbytes
+    buffer = bytearray(end)
+    for entry, array in zip(entries, arrays.values(), strict=True):
+        np.frombuffer(buffer, DTYPES[entry.dtype], entry.length, entry.offset)[:] = array
+    return tuple(entries), buffer
+
+
+def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str, AnyArray]:
+    """Views of the arrays that ``entries`` describe, in place.
+
+    Raises ``ProtocolError`` for an unknown dtype, a name given twice, or a table that overlaps, leaves
+    its alignment or does not end where the buffer ends.
+    """
+    arrays: dict[str, AnyArray] = {}
+    end = 0
+    for entry in entries:
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None or entry.name in arrays or entry.offset != _aligned(end):
+            raise ProtocolError(f"payload table: {entry} has an unknown dtype, a name used twice or a wrong offset")
+        end = entry.offset + entry.length * dtype.itemsize
+        if end > len(buffer):
+            raise ProtocolError(f"payload table: {entry} reaches beyond the payload of {len(buffer)} bytes")
+        arrays[entry.name] = np.frombuffer(buffer, dtype, entry.length, entry.offset)
+    if end != len(buffer):
+        raise ProtocolError(f"payload of {len(buffer)} bytes where its table describes {end}")
+    return arrays
+
+
+def narrowest(vocab_size: int) -> np.dtype[np.generic]:
+    """The id type on the wire: 16 bits where the vocabulary allows."""
+    return DTYPES["<u2"] if vocab_size <= 1 << 16 else DTYPES["<u4"]
+
+
+def bits(flags: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """0/1 values as bits, lowest first."""
+    return np.packbits(np.asarray(flags, dtype=np.uint8), bitorder="little")
+
+
+def from_bits(packed: AnyArray, count: int) -> npt.NDArray[np.uint8]:
+    """The inverse of ``bits``; raises ``ProtocolError`` where the size is not that of ``count`` bits."""
+    if len(packed) != math.ceil(count / 8):
+        raise ProtocolError(f"{len(packed)} bytes of bits where {count} were promised")
+    return np.unpackbits(packed.view(np.uint8), count=count, bitorder="little")

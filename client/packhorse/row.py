@@ -1,0 +1,144 @@
+"""A whole packed row, as the server builds it and as the row digest sees it.
+
+Shapes: T = row width in slots, S = segments (an own-segment tail counts), R = real (logical) slots,
+L = segments of at least one real slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse.payload import bits
+
+__all__ = ["Geometry", "Row", "SampleKey", "row_digest"]
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int32]
+SampleKey = tuple[str, str, str]  # source, shard, key
+
+
+class Geometry:
+    """What follows from the two offset arrays of a row, computed once and only when asked."""
+
+    def __init__(self, cu_seqlens: npt.NDArray[Any], cu_seqlens_padded: npt.NDArray[Any]) -> None:
+        self.starts = cu_seqlens_padded[:-1].astype(np.int64)
+        self.lengths = np.diff(cu_seqlens).astype(np.int64)
+        self.padded_lengths = np.diff(cu_seqlens_padded).astype(np.int64)
+        self.width = int(cu_seqlens_padded[-1])
+
+    @cached_property
+    def position_ids(self) -> npt.NDArray[np.int64]:
+        """[T] restart at 0 in each segment and continue through its padding."""
+        return np.arange(self.width) - np.repeat(self.starts, self.padded_lengths)
+
+    @cached_property
+    def real(self) -> npt.NDArray[np.bool_]:
+        """[T] True on logical slots, False on padding."""
+        return self.position_ids < np.repeat(self.lengths, self.padded_lengths)
+
+    @cached_property
+    def last_slots(self) -> npt.NDArray[np.int64]:
+        """[L] the slot of each non-empty segment's last logical position."""
+        occupied = self.lengths > 0
+        return (self.starts + self.lengths - 1)[occupied]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One physical row before it is cut for context-parallel ranks.
+
+    Every segment holds ``ids[:-1]`` of its sample; ``last_targets`` holds the id that each non-empty
+    segment predicts last, so labels follow from tokens. ``labels`` is set where a source brings its own.
+    """
+
+    tokens: Ids  # [T] pad_id on padding
+    last_targets: Ids  # [L]
+    loss_mask: npt.NDArray[np.uint8]  # [T] 0 on padding
+    cu_seqlens: Offsets  # [S+1] logical
+    cu_seqlens_padded: Offsets  # [S+1] physical; the last entry is T
+    labels: Ids | None = None  # [T] arbitrary on padding
+    keys: tuple[SampleKey, ...] = ()
+    filler: bool = False
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        return Geometry(self.cu_seqlens, self.cu_seqlens_padded)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.cu_seqlens[-1])
+
+    @cached_property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum(dtype=np.int64))
+
+    def targets(self) -> Ids:
+        """[T] the label of each slot; arbitrary on padding."""
+        if self.labels is not None:
+            return self.labels
+        targets = np.empty_like(self.tokens)
+        targets[:-1] = self.tokens[1:]
+        targets[self.geometry.last_slots] = self.last_targets
+        return targets
+
+    def as_filler(self) -> Row:
+        """The same row with nothing to train on: real tokens keep kernels and routers well defined."""
+        return replace(self, loss_mask=np.zeros_like(self.loss_mask), keys=(), filler=True)
+
+    def digest(self, step: int, index: int) -> bytes:
+        return row_digest(
+            self.tokens,
+            None if self.filler else self.targets(),
+            self.loss_mask,
+            self.cu_seqlens,
+            self.cu_seqlens_padded,
+            step=step,
+            index=index,
+            own_labels=self.labels is not None,
+        )
+
+
+def row_digest(
+    tokens: npt.NDArray[Any],
+    labels: npt.NDArray[Any] | None,
+    loss_mask: npt.NDArray[Any],
+    cu_seqlens: npt.NDArray[Any],
+    cu_seqlens_padded: npt.NDArray[Any],
+    *,
+    step: int,
+    index: int,
+    own_labels: bool = False,
+) -> bytes:
+    """BLAKE2b, 16 bytes, of a whole row: equal for every view, wire type and delivered dtype.
+
+    Over, in this order and little-endian: the ids of each segment without padding (its tokens, then its
+    last target) as uint32; the loss mask of the logical slots as bits, lowest first; logical, then
+    physical offsets as int32; step and index as int64. Where a source brings labels of its own, the ids
+    are the tokens alone and the labels of the logical slots follow at the end as uint32. A filler
+    (``labels`` is None) has no targets: its ids are the tokens alone.
+    """
+    geometry = Geometry(np.asarray(cu_seqlens), np.asarray(cu_seqlens_padded))
+    real = geometry.real
+    ids = tokens[real]
+    if labels is not None and not own_labels:
+        ends = np.cumsum(geometry.lengths[geometry.lengths > 0])
+        ids = np.insert(ids, ends, labels[geometry.last_slots])
+    parts: list[npt.NDArray[Any]] = [
+        np.asarray(ids, dtype="<u4"),
+        bits(loss_mask[real]),
+        np.asarray(cu_seqlens, dtype="<i4"),
+        np.asarray(cu_seqlens_padded, dtype="<i4"),
+        np.array([step, index], dtype="<i8"),
+    ]
+    if labels is not None and own_labels:
+        parts.append(np.asarray(labels[real], dtype="<u4"))
+    state = blake2b(digest_size=16)
+    for part in parts:
+        state.update(np.ascontiguousarray(part).data)
+    return state.digest()

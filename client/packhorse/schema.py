@@ -1,0 +1,168 @@
+"""msgpack headers with an exact schema, compiled from dataclass annotations.
+
+A header is untrusted input: its size is capped before it is decoded, and a key that is missing, unknown
+or given twice, a value of another type, an extension type or a number out of range is a ``ProtocolError``
+that names the field. Nothing is coerced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from packhorse.errors import ConfigError, ProtocolError
+
+__all__ = ["HEADER_LIMIT_BYTES", "decoder_for", "pack", "unpack"]
+
+HEADER_LIMIT_BYTES = 16 << 10
+INTEGER_LIMIT = 1 << 62
+
+Decoder = Callable[[object, str], Any]
+
+
+def pack(value: object) -> bytes:
+    """A header as msgpack; dataclasses become maps."""
+    return cast(bytes, msgpack.packb(value, default=_as_map))
+
+
+def _as_map(value: object) -> dict[str, Any]:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    raise TypeError(f"{type(value).__name__} has no place in a header")
+
+
+def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> object:
+    """Decode one header frame. Raises ``ProtocolError``."""
+    if len(frame) > limit_bytes:
+        raise ProtocolError(f"a header of {len(frame)} bytes is over the limit of {limit_bytes}")
+    try:
+        return msgpack.unpackb(frame, object_pairs_hook=_no_duplicates, ext_hook=_no_extensions, max_ext_len=16)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"a header is not valid msgpack: {error}") from error
+
+
+def _no_duplicates(pairs: list[tuple[object, object]]) -> dict[object, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _no_extensions(code: int, _data: bytes) -> object:
+    raise ValueError(f"extension type {code} is not allowed")
+
+
+def _wrong(where: str, want: str, got: object) -> ProtocolError:
+    return ProtocolError(f"{where} must be {want}, got {type(got).__name__} {str(got)[:80]!r}")
+
+
+def _integer(value: object, where: str) -> int:
+    # bool is an int in Python, not on our wire.
+    if type(value) is not int or not -INTEGER_LIMIT < value < INTEGER_LIMIT:
+        raise _wrong(where, "an integer below 2⁶²", value)
+    return value
+
+
+def _number(value: object, where: str) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise _wrong(where, "a finite float", value)
+    return value
+
+
+def _plain(kind: type) -> Decoder:
+    def decode(value: object, where: str) -> object:
+        if type(value) is not kind:
+            raise _wrong(where, kind.__name__, value)
+        return value
+
+    return decode
+
+
+def _enum(kind: type[StrEnum]) -> Decoder:
+    def decode(value: object, where: str) -> StrEnum:
+        if type(value) is not str or value not in list(kind):
+            raise _wrong(where, f"one of {', '.join(kind)}", value)
+        return kind(value)
+
+    return decode
+
+
+def _optional(inner: Decoder) -> Decoder:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def _sequence(inner: Decoder) -> Decoder:
+    def decode(value: object, where: str) -> tuple[object, ...]:
+        if type(value) is not list:
+            raise _wrong(where, "an array", value)
+        return tuple(inner(item, where) for item in value)
+
+    return decode
+
+
+def _record(items: tuple[Decoder, ...], make: Callable[..., object]) -> Decoder:
+    """A fixed-length array: a tuple or a NamedTuple."""
+
+    def decode(value: object, where: str) -> object:
+        if type(value) is not list or len(value) != len(items):
+            raise _wrong(where, f"an array of {len(items)}", value)
+        return make(*(item(part, where) for item, part in zip(items, value, strict=True)))
+
+    return decode
+
+
+def _map(kind: type) -> Decoder:
+    hints = get_type_hints(kind)
+    inner = {f.name: decoder_for(hints[f.name]) for f in fields(kind)}
+
+    def decode(value: object, where: str) -> object:
+        if type(value) is not dict or value.keys() != inner.keys():
+            got = value.keys() ^ inner.keys() if type(value) is dict else value
+            raise _wrong(where, f"a map of exactly {', '.join(inner)}", got)
+        values = {name: item(value[name], f"{where}.{name}") for name, item in inner.items()}
+        try:
+            return kind(**values)
+        except ConfigError as error:
+            raise ProtocolError(f"{where}: {error}") from error
+
+    return decode
+
+
+def _tuple(hint: Any) -> Decoder:
+    args = get_args(hint)
+    if len(args) == 2 and args[1] is Ellipsis:
+        return _sequence(decoder_for(args[0]))
+    return _record(tuple(decoder_for(arg) for arg in args), lambda *items: items)
+
+
+PLAIN: dict[object, Decoder] = {
+    int: _integer,
+    float: _number,
+    str: _plain(str),
+    bytes: _plain(bytes),
+    bool: _plain(bool),
+}
+
+
+@cache
+def decoder_for(hint: Any) -> Decoder:
+    """The decoder of a type annotation: scalars, enums, tuples, NamedTuples, dataclasses, optionals."""
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if get_origin(hint) in (Union, UnionType):
+        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        return _optional(decoder_for(inner))
+    if get_origin(hint) is tuple:
+        return _tuple(hint)
+    if issubclass(hint, StrEnum):
+        return _enum(hint)
+    if issubclass(hint, tuple):
+        return _record(tuple(decoder_for(h) for h in get_type_hints(hint).values()), hint)
+    return _map(hint)

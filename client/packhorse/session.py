@@ -1,0 +1,288 @@
+"""The client half of the protocol: messages and the loop's requests in, effects out.
+
+No socket, clock or thread is here: ``feed`` owns them and calls in. The transitions are a table,
+``TRANSITIONS``: a message that has no row for the state is a ``ProtocolError`` and leaves it unchanged.
+
+    IDLE ── connected ──▶ GREETING ── WELCOME ──▶ STREAMING ── END handed out ──▶ ENDED
+              ▲  HELLO       │                       │
+              └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
+
+The client hands out only its position: a lower one is a duplicate and dropped, a higher one makes it say
+HELLO again, a frame of another attempt is dropped. What was received and not handed out is dropped when
+HELLO is said, so that no micro-batch of one attempt can be taken while the next one forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from hashlib import blake2b
+from typing import Any
+
+from packhorse.contract import BatchContract, ResolvedContract
+from packhorse.errors import HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import ORIGIN, Position
+from packhorse.wire import (
+    NO_ATTEMPT,
+    PROTOCOL_VERSION,
+    Ack,
+    Batch,
+    BatchBody,
+    Bye,
+    End,
+    ErrorCode,
+    Frames,
+    Give,
+    Hello,
+    Message,
+    Reject,
+    ServerError,
+    Snapshot,
+    SnapshotRef,
+    Wait,
+    Welcome,
+)
+
+__all__ = ["ClientSession", "Deliver", "Effect", "Fail", "Finish", "Identity", "Reconnect", "Send", "State"]
+
+
+class State(Enum):
+    IDLE = auto()  # not connected
+    GREETING = auto()  # HELLO said, WELCOME not seen
+    STREAMING = auto()
+    ENDED = auto()  # END was handed out
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put this message on the socket, with its further frames."""
+
+    message: Message
+    extra: Frames = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Rebuild this micro-batch and keep it ready for the loop."""
+
+    body: BatchBody
+    payload: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop everything that is ready and was not handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing follows what is ready: the loop ends behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Close the socket, resolve the endpoint again, connect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Raise this in the loop."""
+
+    error: PackhorseError
+
+
+Effect = Send | Deliver | Forget | Finish | Reconnect | Fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What one reader declares; constant for the life of a Feed."""
+
+    stream: str
+    reader: Coordinates
+    client: bytes
+    layout: ParallelLayout
+    contract: BatchContract
+    window: int
+
+
+@dataclass(slots=True)
+class ClientSession:
+    """State of one reader of one stream. Methods return the effects to carry out, in order."""
+
+    identity: Identity
+    start: Position = ORIGIN
+    state: State = State.IDLE
+    attempt: bytes = NO_ATTEMPT
+    fingerprint: bytes = b""
+    contract: ResolvedContract | None = None  # the server's, once welcomed
+    position: Position = ORIGIN  # of the next micro-batch to hand out
+    expected: Position = ORIGIN  # of the next one to receive
+    last_digest: bytes = b""
+    snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
+    waiting: Wait | None = None  # what the server said last, until something arrives
+
+    def __post_init__(self) -> None:
+        self.position = self.expected = self.start
+
+    # The loop ----------------------------------------------------------------------------------------
+
+    def handed_out(self, position: Position, digest: bytes) -> None:
+        """The loop took the micro-batch at ``position``."""
+        self.last_digest = digest
+        self.position = position.after(self._num_microbatches)
+
+    def end_handed_out(self) -> None:
+        """The loop reached the end; END counts as a step of one."""
+        self.position = Position(self.position.step + 1, 0)
+        self.state = State.ENDED
+
+    @property
+    def _num_microbatches(self) -> int:
+        if self.contract is None:
+            raise ProtocolError("no micro-batch can be handed out before WELCOME")
+        return self.contract.num_microbatches(self.identity.layout)
+
+    # The connection ----------------------------------------------------------------------------------
+
+    def connected(self) -> list[Effect]:
+        """A connection is up: say HELLO, unless there is nothing left to ask for."""
+        if self.state is State.ENDED:
+            return [Send(self.ack(0.0))]
+        return [] if self.state is State.FAILED else self._greet()
+
+    def _greet(self) -> list[Effect]:
+        self.state = State.GREETING
+        self.expected = self.position
+        who = self.identity
+        hello = Hello(
+            min_version=PROTOCOL_VERSION,
+            max_version=PROTOCOL_VERSION,
+            stream=who.stream,
+            reader=who.reader,
+            client=who.client,
+            layout=who.layout,
+            contract=who.contract,
+            contract_digest=who.contract.digest(who.layout),
+            attempt=self.attempt,
+            start=self.start,
+            position=self.position,
+            snapshots=tuple(SnapshotRef(step, digest_of(state)) for step, state in sorted(self.snapshots.items())),
+            last_digest=self.last_digest,
+            window=who.window,
+        )
+        return [Forget(), Send(hello)]
+
+    def ack(self, idle_s: float) -> Ack:
+        """Everything before ``position`` was handed out."""
+        return Ack(stream=self.identity.stream, attempt=self.attempt, position=self.position, idle_s=idle_s)
+
+    def bye(self) -> Bye:
+        return Bye(stream=self.identity.stream, finished=self.state is State.ENDED)
+
+    def receive(self, message: Message, extra: Frames) -> list[Effect]:
+        """One message from the server. Raises ``ProtocolError`` where the state has no place for it."""
+        transition = TRANSITIONS.get((self.state, type(message)))
+        if transition is None:
+            raise ProtocolError(f"{type(message).__name__} has no place in state {self.state.name}")
+        return transition(self, message, extra)
+
+    # Transitions -------------------------------------------------------------------------------------
+
+    def _welcome(self, message: Welcome, _extra: Frames) -> list[Effect]:
+        if message.attempt == self.attempt and message.fingerprint != self.fingerprint:
+            return self._fail(
+                ProtocolError("the server offers another stream under the same attempt: its data or settings changed")
+            )
+        if message.position != self.position:
+            raise ProtocolError(f"WELCOME at {message.position} where this reader stands at {self.position}")
+        self.state = State.STREAMING
+        self.expected = self.position
+        self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
+        self.waiting = None
+        return [Forget(), Send(self.ack(0.0))]
+
+    def _batch(self, message: Batch, extra: Frames) -> list[Effect]:
+        if message.attempt != self.attempt or message.position < self.expected:
+            return []
+        if message.position > self.expected:
+            return self._greet()
+        self.waiting = None
+        self.expected = message.position.after(self._num_microbatches)
+        if len(extra) == 2:
+            self.snapshots[message.body.step + 1] = bytes(extra[1])
+        self._release_snapshots(message.floor)
+        return [Deliver(message.body, extra[0])]
+
+    def _release_snapshots(self, floor: Position) -> None:
+        """Keep the last snapshot at or below the floor and all that follow."""
+        below = [step for step in self.snapshots if step <= floor.step]
+        for step in below:
+            if step < max(below):
+                del self.snapshots[step]
+
+    def _end(self, message: End, _extra: Frames) -> list[Effect]:
+        if message.attempt != self.attempt or message.position < self.expected:
+            return []
+        if message.position > self.expected:
+            return self._greet()
+        self.waiting = None
+        self.expected = Position(message.position.step + 1, 0)
+        return [Finish()]
+
+    def _give(self, message: Give, _extra: Frames) -> list[Effect]:
+        state = self.snapshots.get(message.step)
+        if state is None or digest_of(state) != message.digest:
+            raise ProtocolError(f"the server asked for a snapshot before step {message.step} that is not held here")
+        return [Send(Snapshot(stream=self.identity.stream, step=message.step), (state,))]
+
+    def _wait(self, message: Wait, _extra: Frames) -> list[Effect]:
+        self.waiting = message
+        return []
+
+    def _reject(self, message: Reject, _extra: Frames) -> list[Effect]:
+        return self._fail(HandshakeRefused(message.violations))
+
+    def _error(self, message: ServerError, _extra: Frames) -> list[Effect]:
+        if message.fatal:
+            return self._fail(ServerFailed(message.message))
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
+
+    def _fail(self, error: PackhorseError) -> list[Effect]:
+        self.state = State.FAILED
+        return [Fail(error)]
+
+    def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
+        return []
+
+
+def digest_of(snapshot: bytes) -> bytes:
+    """What names a snapshot: BLAKE2b, 16 bytes."""
+    return blake2b(snapshot, digest_size=16).digest()
+
+
+Transition = Callable[[ClientSession, Any, Frames], list[Effect]]
+
+TRANSITIONS: dict[tuple[State, type], Transition] = {
+    (State.GREETING, Welcome): ClientSession._welcome,
+    (State.GREETING, Reject): ClientSession._reject,
+    (State.GREETING, Give): ClientSession._give,
+    (State.GREETING, Wait): ClientSession._wait,
+    (State.GREETING, ServerError): ClientSession._error,
+    # Sent before this HELLO reached the server.
+    (State.GREETING, Batch): ClientSession._ignore,
+    (State.GREETING, End): ClientSession._ignore,
+    (State.STREAMING, Batch): ClientSession._batch,
+    (State.STREAMING, End): ClientSession._end,
+    (State.STREAMING, Wait): ClientSession._wait,
+    (State.STREAMING, ServerError): ClientSession._error,
+    # A new attempt may form over a connection that is up: the server says so to a reader that greeted again.
+    (State.STREAMING, Welcome): ClientSession._welcome,
+    (State.STREAMING, Reject): ClientSession._reject,
+    (State.STREAMING, Give): ClientSession._give,
+    (State.ENDED, Wait): ClientSession._ignore,
+    (State.ENDED, ServerError): ClientSession._ignore,
+}

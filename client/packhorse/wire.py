@@ -1,0 +1,295 @@
+"""The messages of the protocol and their frames.
+
+A message is one msgpack header, ``[tag, fields]``, with an exact schema (``schema``). Two messages carry
+more frames: BATCH a payload with the arrays and, on the last micro-batch of a step, the snapshot of the
+stream after it; SNAPSHOT the snapshot. Nothing executable crosses the wire.
+
+An illegal message cannot be constructed: the dataclasses check their ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from packhorse.contract import BatchContract, ResolvedContract
+from packhorse.errors import ProtocolError
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import Position
+from packhorse.payload import ArrayEntry
+from packhorse.rules import Violation
+from packhorse.schema import decoder_for, pack, unpack
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Ack",
+    "Batch",
+    "BatchBody",
+    "Bye",
+    "End",
+    "ErrorCode",
+    "Frames",
+    "Give",
+    "Hello",
+    "Message",
+    "Reject",
+    "ServerError",
+    "Snapshot",
+    "SnapshotRef",
+    "Wait",
+    "WaitReason",
+    "Welcome",
+    "decode",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+DIGEST_BYTES = 16
+ATTEMPT_BYTES = 8
+NO_ATTEMPT = b""
+NAME_LIMIT = 64
+WINDOW_LIMIT = 1 << 16
+
+
+class SnapshotRef(NamedTuple):
+    """A snapshot somebody holds: the stream as it was before ``step``."""
+
+    step: int
+    digest: bytes
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ProtocolError(rule)
+
+
+def _positions(*positions: Position) -> None:
+    _require(all(p.step >= 0 and p.index >= 0 for p in positions), "a position is never negative")
+
+
+def _attempt(attempt: bytes) -> None:
+    _require(len(attempt) == ATTEMPT_BYTES, f"an attempt is named by {ATTEMPT_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Client → server: who I am, where I stand, what I hold."""
+
+    min_version: int
+    max_version: int
+    stream: str
+    reader: Coordinates
+    client: bytes  # 16 random bytes, one value for the life of a Feed
+    layout: ParallelLayout
+    contract: BatchContract
+    contract_digest: bytes
+    attempt: bytes  # empty in a new process or after load_state_dict
+    start: Position  # where this process began
+    position: Position  # of the next micro-batch it will hand out
+    snapshots: tuple[SnapshotRef, ...]
+    last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
+    window: int
+
+    def __post_init__(self) -> None:
+        _require(len(self.client) == DIGEST_BYTES, "a client id has 16 bytes")
+        _require(self.attempt == NO_ATTEMPT or len(self.attempt) == ATTEMPT_BYTES, "an attempt has 8 bytes or none")
+        _require(len(self.last_digest) in (0, DIGEST_BYTES), "a digest has 16 bytes")
+        _require(len(self.stream) <= NAME_LIMIT, f"a stream's name has at most {NAME_LIMIT} characters")
+        _require(0 <= self.window <= WINDOW_LIMIT, f"window must be in 0 … {WINDOW_LIMIT}")
+        _positions(self.start, self.position)
+        _require(self.position >= self.start, "position is never before start")
+
+    @property
+    def has_handed_out(self) -> bool:
+        return self.position != self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Server → client: the attempt has formed, this is its stream."""
+
+    server: bytes
+    stream: str
+    attempt: bytes
+    attempt_number: int  # for people: 1 in a server's first attempt
+    fingerprint: bytes
+    position: Position
+    contract: ResolvedContract
+    steps_ahead: int
+    keep_alive_s: float
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _positions(self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """Server → client: every rule this reader breaks."""
+
+    stream: str
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Server → client: send me the snapshot before ``step``."""
+
+    stream: str
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Client → server: the snapshot asked for, as a second frame."""
+
+    stream: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBody:
+    """What is the same for every reader of one view of a micro-batch."""
+
+    step: int
+    index: int
+    num_tokens: int
+    num_loss_tokens: int
+    step_tokens: int
+    step_loss_tokens: int
+    max_seqlen: int
+    slots: int  # local slots, T
+    filler: bool
+    row_digest: bytes
+    arrays: tuple[ArrayEntry, ...]
+
+    def __post_init__(self) -> None:
+        _require(min(self.step, self.index, self.slots) >= 0, "BATCH: a position or width is never negative")
+        _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Server → client: one micro-batch. ``floor`` is the lowest acknowledged position of all readers."""
+
+    stream: str
+    attempt: bytes
+    floor: Position
+    body: BatchBody
+
+    @property
+    def position(self) -> Position:
+        return Position(self.body.step, self.body.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Client → server: everything before ``position`` was handed out. Absolute."""
+
+    stream: str
+    attempt: bytes
+    position: Position
+    idle_s: float  # seconds since the loop last asked; 0 while it is asking
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _positions(self.position)
+
+
+class WaitReason(StrEnum):
+    READERS = "readers"  # not every declared reader has said HELLO
+    ANSWERS = "answers"  # not every reader has acknowledged its WELCOME
+    SNAPSHOT = "snapshot"  # a reader was asked for its snapshot, or the stream is made again from it
+    SLOW_READERS = "slow readers"  # the next step is made when these have taken theirs
+    LOADING = "loading"  # the next step is being made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Server → client: what I wait for, and whom."""
+
+    stream: str
+    reason: WaitReason
+    whom: tuple[str, ...]
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Server → client: no micro-batch follows. It has a position and is acknowledged like a BATCH."""
+
+    stream: str
+    attempt: bytes
+    position: Position
+
+
+class ErrorCode(StrEnum):
+    HELLO = "hello"  # say HELLO first
+    REJOIN = "rejoin"  # close, resolve the name again, say HELLO
+    FAILED = "failed"  # the server cannot go on: its message says why
+    DIVERGED = "replay_diverged"  # the stream made again differs from what was delivered
+    POSITION = "position"  # a position the server cannot serve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerError:
+    """Server → client: something is wrong; fatal ones end the client."""
+
+    stream: str
+    code: ErrorCode
+    message: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bye:
+    """Client → server: an orderly leave."""
+
+    stream: str
+    finished: bool  # END was handed out
+
+
+Message = Hello | Welcome | Reject | Give | Snapshot | Batch | Ack | Wait | End | ServerError | Bye
+Frames = Sequence[bytes | bytearray | memoryview]
+
+TAGS: dict[str, type] = {
+    "HELLO": Hello,
+    "WELCOME": Welcome,
+    "REJECT": Reject,
+    "GIVE": Give,
+    "SNAPSHOT": Snapshot,
+    "BATCH": Batch,
+    "ACK": Ack,
+    "WAIT": Wait,
+    "END": End,
+    "ERROR": ServerError,
+    "BYE": Bye,
+}
+NAMES = {kind: tag for tag, kind in TAGS.items()}
+DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
+EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), Snapshot: (1,)}
+
+
+def encode(message: Message) -> bytes:
+    """The header frame of a message; its further frames, if any, are sent behind it."""
+    return pack((NAMES[type(message)], message))
+
+
+def decode(frames: Frames) -> tuple[Message, Frames]:
+    """A message and its further frames. Raises ``ProtocolError``."""
+    if not frames:
+        raise ProtocolError("a message without frames")
+    header = unpack(memoryview(frames[0]))
+    match header:
+        case [str(tag), fields] if tag in DECODERS:
+            message: Message = DECODERS[tag](fields, tag)
+        case _:
+            raise ProtocolError("a header must be [tag, fields] with a known tag")
+    extra = frames[1:]
+    allowed = EXTRA_FRAMES.get(type(message), (0,))
+    if len(extra) not in allowed:
+        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {' or '.join(map(str, allowed))}")
+    return message, extra

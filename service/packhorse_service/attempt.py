@@ -1,0 +1,106 @@
+"""One attempt: its phase, its readers, where each stands, and the lowest of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from packhorse.layout import Coordinates
+from packhorse.microbatch import Position
+from packhorse_service.meeting import Greeting
+
+__all__ = ["Phase", "Reader", "Roster"]
+
+
+class Phase(Enum):
+    FORMING = auto()  # no attempt yet
+    RESTORING = auto()  # all readers are here; the stream is brought to where they stand
+    WELCOMING = auto()  # WELCOME is sent, not yet acknowledged by all
+    RUNNING = auto()
+    ENDED = auto()  # every reader has taken END
+
+
+@dataclass(slots=True)
+class Reader:
+    """One reader of the attempt. ``peer`` is empty while its connection is down."""
+
+    at: Coordinates
+    peer: bytes
+    client: bytes
+    window: int
+    acked: Position  # handed out to its loop: everything before this; moved by ``Roster.acknowledge``
+    sent: Position  # the next to send
+    heard_s: float  # when it was last heard
+    last_digest: bytes  # of the row it was handed last, until it was compared
+    idle_s: float = 0.0  # since its loop last asked
+    answered: bool = False  # has acknowledged its WELCOME
+    left: bool = False  # has said BYE
+    owed_since_s: float | None = None  # since when it has nothing in flight and more is to come
+
+    @classmethod
+    def greeted(cls, at: Coordinates, greeting: Greeting, now: float) -> Reader:
+        hello = greeting.hello
+        return cls(
+            at=at,
+            peer=greeting.peer,
+            client=hello.client,
+            window=hello.window,
+            acked=hello.position,
+            sent=hello.position,
+            heard_s=now,
+            last_digest=hello.last_digest,
+        )
+
+
+class Roster:
+    """Readers by coordinates and by connection. The floor is kept, not searched: there may be thousands."""
+
+    def __init__(self, greetings: Mapping[Coordinates, Greeting] | None = None, now: float = 0.0) -> None:
+        self.by_coordinates = {at: Reader.greeted(at, g, now) for at, g in sorted((greetings or {}).items())}
+        self._by_peer = {reader.peer: reader for reader in self}
+        self._standing = Counter(reader.acked for reader in self)
+        self.floor = min(self._standing, default=Position(0, 0))
+        self._silent = len(self.by_coordinates)
+
+    def __iter__(self) -> Iterator[Reader]:
+        return iter(self.by_coordinates.values())
+
+    def __len__(self) -> int:
+        return len(self.by_coordinates)
+
+    def of(self, peer: bytes) -> Reader | None:
+        return self._by_peer.get(peer)
+
+    def answer(self, reader: Reader) -> bool:
+        """A WELCOME was acknowledged; whether all have been."""
+        self._silent -= not reader.answered
+        reader.answered = True
+        return self._silent == 0
+
+    def acknowledge(self, reader: Reader, position: Position) -> bool:
+        """A reader moved; whether the floor did."""
+        self._standing[position] += 1
+        self._standing[reader.acked] -= 1
+        if not self._standing[reader.acked]:
+            del self._standing[reader.acked]
+        reader.acked = position
+        before, self.floor = self.floor, min(self._standing)
+        return self.floor != before
+
+    def move(self, reader: Reader, peer: bytes) -> None:
+        """A reader is on another connection."""
+        self._by_peer.pop(reader.peer, None)
+        self._by_peer[peer] = reader
+        reader.peer = peer
+
+    def lose(self, peer: bytes) -> None:
+        """A connection is gone."""
+        reader = self._by_peer.pop(peer, None)
+        if reader is not None:
+            reader.peer = b""
+
+    @property
+    def all_left(self) -> bool:
+        return len(self) > 0 and all(reader.left for reader in self)

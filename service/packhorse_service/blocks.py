@@ -1,0 +1,72 @@
+"""The values that travel between sources, loaders and the mixer.
+
+A *block* is a run of consecutive samples of one shard. A loader turns a ``BlockRequest`` into a
+``TokenBlock``; both are plain data, so any engine can carry them between processes. A block says where
+the next one begins, so a shard is always read forward from a byte offset.
+
+Shapes: n = samples in the block, N = their ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BlockRequest", "Fault", "Shard", "TokenBlock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a source. ``name`` is what identifies it anywhere: it never holds a machine's path."""
+
+    name: str
+    url: str
+    size: int  # bytes, as stored
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """Read ``shard`` of ``source`` from byte ``offset``, whose first sample is number ``first_sample``.
+
+    ``offset`` counts bytes of the tar stream: of the decompressed one where the shard is compressed.
+    """
+
+    source: str
+    shard: Shard
+    offset: int
+    first_sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One sample whose content cannot be used. It keeps its place in the block, with no ids."""
+
+    index: int  # within the block
+    place: str  # "shard 'a.tar', member 'x.txt' at byte 512"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """Decoded and tokenised samples of one block.
+
+    ``next_offset`` is where the following block begins, or ``None`` when the shard ends here.
+    """
+
+    tokens: npt.NDArray[np.uint32]  # [N] ids of all samples, one after the other
+    offsets: npt.NDArray[np.int64]  # [n+1] sample i holds tokens[offsets[i]:offsets[i + 1]]
+    loss_mask: npt.NDArray[np.uint8] | None  # [N] 1 where predicting that id is trained on; None = everywhere
+    labels: npt.NDArray[np.uint32] | None  # [N] labels a source brings itself, already shifted; None = next id
+    keys: tuple[str, ...]  # [n] the sample's key in its shard
+    next_offset: int | None
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def count(self) -> int:
+        """Number of samples, faulty ones included."""
+        return len(self.keys)

@@ -1,0 +1,148 @@
+"""The commands, as typer sees them. Each parses its arguments and calls one function."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+from rich.console import Console
+
+from packhorse import __version__
+from packhorse.errors import PackhorseError
+from packhorse_service.config import load_config
+from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
+from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
+from packhorse_service.server import Server
+from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.tokenising import TokenizerSpec
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Feed packed sequences to LLM trainers: pack on the fly, prove the contract, push micro-batches.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+log = logging.getLogger("packhorse")
+
+P = ParamSpec("P")
+
+
+def _reporting(command: Callable[P, int]) -> Callable[P, None]:
+    """Exit with the command's code; an error that is ours is shown as its message alone, exit code 1."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except PackhorseError as error:
+            Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(error)}", highlight=False)
+            code = 1
+        raise typer.Exit(code)
+
+    return run
+
+
+def _escaped(error: PackhorseError) -> str:
+    return str(error).replace("[", r"\[")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+@_reporting
+def serve(
+    config: Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")],
+    listen: Annotated[str | None, typer.Option(help="Listen here instead of where the file says.")] = None,
+    endpoint_file: Annotated[
+        Path | None, typer.Option(help="Write the endpoint to this file once the server listens.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> int:
+    """Launch the packing server beside the trainers.
+
+    It reads and packs at once, waits for every reader of the layout, and ends when all have left.
+    """
+    _log_to_stderr(log_level)
+    described = load_config(config)
+    plan = plan_stream(described, config.parent)
+    for warning in plan.warnings:
+        log.warning("%s", warning)
+    engine = make_engine(described, plan)
+    try:
+        server = Server(Pipeline(plan, engine), listen or described.listen, steps_ahead=described.steps_ahead)
+        if endpoint_file is not None:
+            server.publish_endpoint(endpoint_file)
+        log.info("listening on %s for %d readers, %s", server.endpoint, plan.layout.world_size, plan.layout)
+        with server.stopped_by_signals():
+            return 0 if server.serve() else 1
+    finally:
+        engine.close()
+
+
+@app.command("prepare")
+@_reporting
+def prepare_command(
+    inputs: Annotated[list[Path], typer.Argument(help="JSONL, JSON arrays, text files, or folders of them.")],
+    out: Annotated[Path, typer.Argument(help="The folder for the shards.")],
+    name: Annotated[str, typer.Option(help="Shards are called NAME-000000.tar and so on.")] = "data",
+    source_format: Annotated[SampleFormat, typer.Option("--format", help="What the rows hold.")] = SampleFormat.AUTO,
+    field: Annotated[str | None, typer.Option(help="The field to read; found by name if left out.")] = None,
+    shard_bytes: Annotated[int, typer.Option(help="Close a shard at this many bytes.", min=1)] = MAX_SHARD_BYTES,
+    shard_samples: Annotated[int, typer.Option(help="… or at this many samples.", min=1)] = MAX_SHARD_SAMPLES,
+    tokenizer: Annotated[Path | None, typer.Option(help="Write ids, not text: a tokenizer.json.")] = None,
+    eos_token: Annotated[str | None, typer.Option(help="With --tokenizer: appended to each text document.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace shards of that name.")] = False,
+) -> int:
+    """Turn JSONL (text, prompt/completion, messages and more) into WebDataset shards."""
+    summary = prepare(
+        inputs,
+        out,
+        name=name,
+        source_format=source_format,
+        field=field,
+        max_shard_bytes=shard_bytes,
+        max_shard_samples=shard_samples,
+        tokenizer=None if tokenizer is None else TokenizerSpec(file=str(tokenizer), eos_token=eos_token),
+        overwrite=overwrite,
+    )
+    typer.echo(str(summary))
+    return 0
+
+
+@app.command()
+@_reporting
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the demo leaves what it makes.")] = Path("demo-out"),
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.", min=1)] = None,
+) -> int:
+    """Pack this Python's own source, docs and a chat set from them; train four ranks; draw the packs."""
+    try:
+        from packhorse_service.demo import run_demo
+    except ModuleNotFoundError as error:
+        sys.exit(f"packhorse demo: the module {error.name!r} is missing; pip install 'packhorse[demo]'")
+    return run_demo(out, steps)
+
+
+def _log_to_stderr(level: str) -> None:
+    form = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form, datefmt="%H:%M:%S")

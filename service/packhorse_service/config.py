@@ -1,0 +1,154 @@
+"""The configuration file: one YAML file, checked as a whole, with errors that name the field.
+
+Paths in it are relative to the file. Every field that has a default can be left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from packhorse.contract import BatchContract
+from packhorse.errors import ConfigError
+from packhorse.layout import ParallelLayout
+from packhorse_service.decoding import BLOCK_BYTES
+from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.stream import OverLength
+
+__all__ = ["LoadingConfig", "PackingConfig", "ServeConfig", "SourceConfig", "TokenizerConfig", "load_config"]
+
+ENDLESS = "endless"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class TokenizerConfig(Section):
+    """A ``tokenizers`` JSON file and its special tokens."""
+
+    file: str
+    eos_token: str | None = None  # appended to each text document
+    bos_token: str | None = None
+    vocab_size: int | None = Field(default=None, ge=1)  # of the model, where it is padded
+
+
+class SourceConfig(Section):
+    """One source of samples."""
+
+    shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of ids, relative to the others'
+    epochs: Annotated[int, Field(ge=1)] | Literal["endless"] = 1
+    format: SampleFormat = SampleFormat.AUTO
+    chat_template: str | None = None  # a jinja file; left out: ChatML
+    over_length: OverLength = OverLength.ERROR
+    shuffle: bool = True
+    open_shards: int = Field(default=4, ge=1, le=1024)  # read in turn, a sample of each
+    skip_budget: int = Field(default=0, ge=0)  # samples whose content may be unusable
+
+
+class LoadingConfig(Section):
+    """Who reads and tokenises."""
+
+    workers: int = Field(default=2, ge=0, le=256)  # processes; 0 loads in the server itself
+    block_bytes: int = Field(default=BLOCK_BYTES, ge=1)  # of a shard, read at a time
+
+
+class PackingConfig(Section):
+    """How packs are filled."""
+
+    lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
+    max_segments: int | None = Field(default=None, ge=1)
+    hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
+
+
+def _section(name: str, described_by: type) -> type[Section]:
+    """A section with exactly the fields of a dataclass of the client."""
+    hints = get_type_hints(described_by)
+    columns: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(described_by)}
+    made: type[Section] = create_model(name, __base__=Section, **columns)
+    return made
+
+
+LayoutSection = _section("LayoutSection", ParallelLayout)
+ContractSection = _section("ContractSection", BatchContract)
+
+
+class ServeConfig(Section):
+    """The whole file."""
+
+    listen: str = "tcp://127.0.0.1:5555"
+    seed: int = Field(default=0, ge=0)
+    date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")  # what chat templates get for "today"
+    tokenizer: Annotated[
+        TokenizerConfig | None, BeforeValidator(lambda v: {"file": v} if isinstance(v, str) else v)
+    ] = None
+    layout_section: LayoutSection = Field(default_factory=LayoutSection, alias="layout")  # type: ignore[valid-type]
+    contract_section: ContractSection = Field(default_factory=ContractSection, alias="contract")  # type: ignore[valid-type]
+    sources: dict[str, SourceConfig] = Field(min_length=1)
+    loading: LoadingConfig = LoadingConfig()
+    packing: PackingConfig = PackingConfig()
+    steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
+    keys: bool = False  # send each segment's (source, shard, key)
+
+    @property
+    def layout(self) -> ParallelLayout:
+        return ParallelLayout(**self.layout_section.model_dump())  # type: ignore[attr-defined]
+
+    @property
+    def contract(self) -> BatchContract:
+        return BatchContract(**self.contract_section.model_dump())  # type: ignore[attr-defined]
+
+
+def load_config(path: Path) -> ServeConfig:
+    """Read and check a configuration file.
+
+    Raises ``ConfigError`` that lists everything wrong with it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {str(path)!r} cannot be read: {error}") from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: must be a mapping with at least 'sources'")
+    try:
+        return ServeConfig.model_validate(raw)
+    except ValidationError as error:
+        lines = "\n".join(f"  {_explain(details, ServeConfig)}" for details in error.errors())
+        raise ConfigError(f"{path}:\n{lines}") from error
+
+
+def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
+    path = [str(part) for part in details["loc"] if not str(part).startswith("function-")]
+    where = ".".join(path)
+    if details["type"] == "extra_forbidden":
+        known = _known_fields(model, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        return f"{where}: unknown field; {hint}"
+    if details["type"] == "missing":
+        return f"{where}: is required"
+    return f"{where}={details['input']!r}: {details['msg'][0].lower()}{details['msg'][1:]}"
+
+
+def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Names of the fields of the section that ``path`` leads to."""
+    for part in path:
+        found = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
+        inner = SECTIONS.get(part) or found.get(part)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return [f.alias or name for name, f in model.model_fields.items()]
+
+
+SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig, "sources": SourceConfig}

@@ -1,0 +1,127 @@
+"""Blocks loaded ahead of their turn, in worker processes.
+
+An engine has the shape of ``concurrent.futures``: ``submit(request) -> Future``. Loaders keep no state, so
+a block whose worker died is submitted again. Determinism comes from the order in which blocks are asked
+for here, never from when they arrive.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import Protocol
+
+from packhorse.errors import SourceError
+from packhorse_service.blocks import BlockRequest, TokenBlock
+
+__all__ = ["BlockStore", "Engine", "InlineEngine", "Load", "ProcessEngine"]
+
+Load = Callable[[BlockRequest], TokenBlock]
+
+ATTEMPTS = 3  # a block that kills its worker this often is the block's fault
+
+
+class Engine(Protocol):
+    """Where blocks are loaded: here, in local processes, or on other machines."""
+
+    def submit(self, request: BlockRequest) -> Future[TokenBlock]: ...
+
+    def close(self) -> None: ...
+
+
+class InlineEngine:
+    """Loads in the calling thread: no process to start, nothing runs ahead."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    def submit(self, request: BlockRequest) -> Future[TokenBlock]:
+        future: Future[TokenBlock] = Future()
+        try:
+            future.set_result(self._load(request))
+        except SourceError as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        return None
+
+
+class _WorkerState:
+    """What a worker process keeps: the loader, built once from its specification."""
+
+    load: Load | None = None
+
+
+def _start_worker(make_load: Callable[[], Load]) -> None:
+    # Ctrl-C reaches the whole process group; only the server decides when loading stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _WorkerState.load = make_load()
+
+
+def _load_in_worker(request: BlockRequest) -> TokenBlock:
+    if _WorkerState.load is None:
+        raise RuntimeError("a loader process was used before it was started")
+    return _WorkerState.load(request)
+
+
+class ProcessEngine:
+    """A pool of spawned processes. ``make_load`` is called once in each."""
+
+    def __init__(self, workers: int, make_load: Callable[[], Load]) -> None:
+        self._start = partial(
+            ProcessPoolExecutor,
+            max_workers=workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(make_load,),
+        )
+        self._pool = self._start()
+
+    def submit(self, request: BlockRequest) -> Future[TokenBlock]:
+        try:
+            return self._pool.submit(_load_in_worker, request)
+        except BrokenProcessPool:
+            self._pool.shutdown(wait=False)
+            self._pool = self._start()
+            return self._pool.submit(_load_in_worker, request)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class BlockStore:
+    """Blocks by request, loaded ahead. What is ahead is bounded by what the caller announces."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ahead: dict[BlockRequest, Future[TokenBlock]] = {}
+
+    def announce(self, requests: Iterable[BlockRequest]) -> None:
+        """These will be asked for soon."""
+        for request in requests:
+            if request not in self._ahead:
+                self._ahead[request] = self._engine.submit(request)
+
+    def get(self, request: BlockRequest) -> TokenBlock:
+        """The block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
+        for _ in range(ATTEMPTS):
+            self.announce([request])
+            try:
+                return self._ahead.pop(request).result()
+            except BrokenProcessPool:
+                continue  # its worker died, or a neighbour's did: load it again
+        raise SourceError(
+            f"shard {request.shard.name!r} of source {request.source!r}, block at byte {request.offset}: "
+            f"the loader process died {ATTEMPTS} times; look for its last words in the log, or lower block_bytes"
+        )
+
+    def forget(self) -> None:
+        """Drop what was announced: the order starts again from elsewhere."""
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()

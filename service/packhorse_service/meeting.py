@@ -1,0 +1,133 @@
+"""How a stream and all its readers meet: the two rules that form an attempt.
+
+*return*  every reader names the same attempt: it goes on, each at its own position;
+*begin*   every reader stands at its start, and all starts and the snapshots of them are the same: a new
+          attempt of a new job, or of one restarted from a checkpoint.
+
+The rules keep separate lists, so a HELLO of one kind never displaces one of the other. A reader that has
+handed out nothing counts for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from packhorse.layout import Coordinates
+from packhorse.microbatch import ORIGIN, Position
+from packhorse.wire import NO_ATTEMPT, Hello
+
+__all__ = ["Formation", "Greeting", "Meeting"]
+
+
+class Greeting(NamedTuple):
+    """A HELLO, the connection it came by, and its place in the order of arrival."""
+
+    peer: bytes
+    hello: Hello
+    arrival: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """All readers of a stream, and the attempt they form: an old one's name, or none for a new one."""
+
+    attempt: bytes
+    greetings: Mapping[Coordinates, Greeting]
+
+    @property
+    def lowest(self) -> Position:
+        """The position furthest behind."""
+        return min(greeting.hello.position for greeting in self.greetings.values())
+
+    @property
+    def latest(self) -> int:
+        return max(greeting.arrival for greeting in self.greetings.values())
+
+    def snapshots(self) -> dict[int, dict[bytes, Greeting]]:
+        """step -> digest -> a reader that holds it, of snapshots at or below every position."""
+        held: dict[int, dict[bytes, Greeting]] = {}
+        for greeting in self.greetings.values():
+            for ref in greeting.hello.snapshots:
+                if ref.step <= self.lowest.step:
+                    held.setdefault(ref.step, {}).setdefault(ref.digest, greeting)
+        return held
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The latest HELLO of each reader, by the rule it can serve."""
+
+    readers: frozenset[Coordinates]
+    _arrivals: int = 0
+    _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
+    _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
+
+    def note(self, peer: bytes, hello: Hello) -> Greeting | None:
+        """Remember a HELLO; returns another process's that it replaces."""
+        self._arrivals += 1
+        greeting = Greeting(peer, hello, self._arrivals)
+        replaced = None
+        for applies, rule in (
+            (hello.attempt != NO_ATTEMPT, self._returning),
+            (not hello.has_handed_out, self._beginning),
+        ):
+            if applies:
+                earlier = rule.get(hello.reader)
+                if earlier is not None and earlier.hello.client != hello.client:
+                    replaced = earlier
+                rule[hello.reader] = greeting
+        return replaced
+
+    def forget(self, peer: bytes) -> None:
+        """This connection's reader has left."""
+        for rule in (self._returning, self._beginning):
+            for reader in [r for r, greeting in rule.items() if greeting.peer == peer]:
+                del rule[reader]
+
+    def clear(self) -> None:
+        """The attempt runs: whoever says HELLO from now on is counted anew."""
+        self._returning.clear()
+        self._beginning.clear()
+
+    def present(self) -> dict[Coordinates, Greeting]:
+        """Every reader that has said HELLO and waits."""
+        return {**self._beginning, **self._returning}
+
+    def missing(self) -> list[Coordinates]:
+        return sorted(self.readers - self.present().keys())
+
+    def formed(self) -> Formation | None:
+        """The attempt that forms now, if any.
+
+        Where both rules hold, the one with the latest HELLO wins: a process that started since tells
+        that the others' attempt is over for it. Where no such process is, both lists are the same.
+        """
+        complete = []
+        if self._complete(self._returning) and _same(g.hello.attempt for g in self._returning.values()):
+            attempt = next(iter(self._returning.values())).hello.attempt
+            complete.append(Formation(attempt, dict(self._returning)))
+        if self._complete(self._beginning) and _same(_begins_at(g.hello) for g in self._beginning.values()):
+            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
+        return max(complete, key=lambda formation: formation.latest, default=None)
+
+    def disagreement(self) -> list[str]:
+        """Where all readers are here and yet no attempt forms: what each says."""
+        if self.missing():
+            return []
+        return [f"{reader} stands at {tuple(g.hello.position)}" for reader, g in sorted(self.present().items())]
+
+    def _complete(self, rule: Mapping[Coordinates, Greeting]) -> bool:
+        return rule.keys() == self.readers
+
+
+def _begins_at(hello: Hello) -> tuple[Position, bytes]:
+    """The start and the digest of the snapshot it needs; the origin needs none."""
+    if hello.start == ORIGIN:
+        return hello.start, b""
+    return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
+
+
+def _same(values: Iterable[object]) -> bool:
+    return len(set(values)) == 1

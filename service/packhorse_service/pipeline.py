@@ -1,0 +1,266 @@
+"""START HERE. The data path, top to bottom, from shards to framed steps.
+
+1. sources   ``sources.shards``   which shards exist: names and sizes, the manifest
+2. loading   ``loading``          blocks of a shard to ``TokenBlock``s (``decoding``), in worker processes
+3. mixing    ``mixing``           which source gives the next sample, and from which open shard
+             ``stream``           samples in that order, cut to length; remembers what is not packed yet
+4. packing   ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
+5. planning  ``planning``         a step's packs to (data-parallel rank, index), balanced by cost
+             ``row_building``     a pack to the arrays of one physical row
+6. framing   ``framing``          a row to each rank's view of it, and the snapshot behind the step
+
+Everything here is a pure function of the plan and the data. The plan is described once (``StreamPlan``),
+built from the configuration by ``plan_stream``, and run step by step by ``Pipeline``. ``sessions`` and
+``server`` carry the steps to the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from packhorse.contract import BatchContract, Remainder, ResolvedContract, resolve
+from packhorse.errors import ConfigError, ContractError
+from packhorse.layout import ParallelLayout
+from packhorse.row import SampleKey
+from packhorse.rules import Case, Severity, Violation, check
+from packhorse_service.config import ENDLESS, ServeConfig, SourceConfig
+from packhorse_service.decoding import BlockLoader, DecodingSpec
+from packhorse_service.framing import FramedStep, frame_step
+from packhorse_service.identity import StreamIdentity
+from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
+from packhorse_service.mixing import SourcePlan, integer_weights
+from packhorse_service.packing import Packer, PackingPlan
+from packhorse_service.planning import CostModel, plan_step
+from packhorse_service.row_building import build_row
+from packhorse_service.snapshot import decode_snapshot, encode_snapshot
+from packhorse_service.sources.shards import expand_shards
+from packhorse_service.stream import Piece, SampleStream, SourceCounts, SourceSetting
+from packhorse_service.tokenising import Tokenizer, TokenizerSpec
+
+__all__ = ["Pipeline", "StreamPlan", "make_engine", "plan_stream"]
+
+DEFAULT_LOOKAHEAD = 64  # packs' worth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """One stream, described: all that decides its bytes."""
+
+    name: str
+    layout: ParallelLayout
+    contract: ResolvedContract
+    sources: tuple[SourceSetting, ...]
+    decoding: Mapping[str, DecodingSpec]
+    packing: PackingPlan
+    cost: CostModel
+    identity: StreamIdentity
+    warnings: tuple[Violation, ...]
+    with_keys: bool
+
+
+def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamPlan:
+    """Describe the stream of a configuration whose paths are relative to ``base``.
+
+    Raises ``ConfigError``, ``SourceError`` (shards) or ``ContractError`` (all broken rules at once).
+    """
+    layout, declared = config.layout, config.contract
+    spec, tokenizer = _tokenizer(config, base)
+    contract = _contract(declared, layout, tokenizer)
+    broken = check(Case(layout, contract))
+    if any(violation.severity is Severity.ERROR for violation in broken):
+        raise ContractError("the contract does not hold:\n" + "\n".join(f"  {v}" for v in broken))
+    weights = integer_weights(source.weight for source in config.sources.values())
+    settings = tuple(
+        _setting(source_name, source, weight, config, base)
+        for (source_name, source), weight in zip(config.sources.items(), weights, strict=True)
+    )
+    decoding = {
+        source_name: DecodingSpec(
+            name=source_name,
+            format=source.format,
+            tokenizer=spec,
+            chat_template=_template(source, source_name, base),
+            date=config.date,
+            vocab_size=contract.vocab_size,
+            block_bytes=config.loading.block_bytes,
+        )
+        for source_name, source in config.sources.items()
+    }
+    lookahead = config.packing.lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
+    capacity = contract.seq_length // contract.segment_multiple
+    packing = PackingPlan(capacity=capacity, lookahead=lookahead * capacity, max_segments=config.packing.max_segments)
+    cost = CostModel(6 * config.packing.hidden_size)
+    return StreamPlan(
+        name=name,
+        layout=layout,
+        contract=contract,
+        sources=settings,
+        decoding=decoding,
+        packing=packing,
+        cost=cost,
+        identity=_identity(config, tokenizer, settings, decoding, packing, cost, contract, layout),
+        warnings=tuple(broken),
+        with_keys=config.keys,
+    )
+
+
+def _tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
+    named = config.tokenizer
+    if named is None:
+        return None, None
+    spec = TokenizerSpec(**{**named.model_dump(), "file": str(base / named.file)})
+    return spec, Tokenizer(spec)
+
+
+def _contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:
+    vocab_size = declared.vocab_size or (tokenizer.vocab_size if tokenizer is not None else None)
+    required = {
+        "seq_length": declared.seq_length,
+        "global_batch_size": declared.global_batch_size,
+        "vocab_size": vocab_size,
+    }
+    missing = [name for name, value in required.items() if value is None]
+    if missing:
+        raise ConfigError(f"contract.{missing[0]} is required" + ("" if tokenizer else ", as no tokenizer is named"))
+    return resolve(declared, layout, **{name: value for name, value in required.items() if value is not None})
+
+
+def _template(source: SourceConfig, name: str, base: Path) -> str | None:
+    if source.chat_template is None:
+        return None
+    try:
+        return (base / source.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"sources.{name}.chat_template={source.chat_template!r} cannot be read: {error}") from error
+
+
+def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourceSetting:
+    shards = expand_shards(source.shards, base)
+    plan = SourcePlan(
+        name=name,
+        shards=len(shards),
+        weight=weight,
+        epochs=None if source.epochs == ENDLESS else int(source.epochs),
+        open_shards=source.open_shards,
+        shuffle=source.shuffle,
+        seed=config.seed,
+    )
+    return SourceSetting(plan=plan, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
+
+
+def _identity(
+    config: ServeConfig,
+    tokenizer: Tokenizer | None,
+    settings: tuple[SourceSetting, ...],
+    decoding: Mapping[str, DecodingSpec],
+    packing: PackingPlan,
+    cost: CostModel,
+    contract: ResolvedContract,
+    layout: ParallelLayout,
+) -> StreamIdentity:
+    order = {
+        "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
+        "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
+        "rendering": [[d.name, d.format, d.chat_template, d.date, d.block_bytes] for d in decoding.values()],
+        "mixing": [[asdict(s.plan), s.over_length, s.skip_budget] for s in settings],
+    }
+    rows = {"packing": [asdict(packing), asdict(contract), config.keys], "layout": [asdict(layout), cost.linear]}
+    return StreamIdentity.of(order, rows)
+
+
+def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:
+    """The loading engine of a configuration."""
+    make_loader = partial(_make_load, dict(plan.decoding))
+    return ProcessEngine(config.loading.workers, make_loader) if config.loading.workers else InlineEngine(make_loader())
+
+
+def _make_load(specs: Mapping[str, DecodingSpec]) -> Load:
+    return BlockLoader(specs).load
+
+
+class Pipeline:
+    """Runs a plan: whole steps in order, from the beginning or from a snapshot."""
+
+    def __init__(self, plan: StreamPlan, engine: Engine) -> None:
+        self.plan = plan
+        self.step = 0  # the next to make
+        self._stream = SampleStream(plan.sources, BlockStore(engine), plan.contract.seq_length)
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._packer = Packer(self.plan.packing)
+        self._pieces: dict[int, Piece] = {}  # pending, by number
+        self._exhausted = False
+
+    @property
+    def counts(self) -> Mapping[str, SourceCounts]:
+        """What each source gave so far."""
+        return self._stream.counts
+
+    def next_step(self) -> FramedStep | None:
+        """Make one whole step; ``None`` at the end of a finite stream."""
+        contract, layout = self.plan.contract, self.plan.layout
+        size = contract.global_batch_size // contract.micro_batch_size
+        packs = [pack for _ in range(size) if (pack := self._next_pack())]
+        if not packs or (len(packs) < size and contract.remainder is Remainder.DROP):
+            return None
+        rows = [build_row(pack, contract, self._keys(pack)) for pack in packs]
+        costs = [self.plan.cost.cost([piece.slots for piece in pack]) for pack in packs]
+        missing = size - len(packs)
+        rows += [rows[-1].as_filler()] * missing
+        plan = plan_step(costs + costs[-1:] * missing, layout.data)
+        snapshot = encode_snapshot(self.step + 1, contract.seq_length, self.plan.identity, self._stream.place())
+        step = frame_step(
+            self.step,
+            [[rows[pack] for pack in of_rank] for of_rank in plan],
+            snapshot,
+            contract,
+            layout,
+            with_keys=self.plan.with_keys,
+        )
+        self.step += 1
+        return step
+
+    def _next_pack(self) -> list[Piece]:
+        """The pieces of the next pack; none at the end."""
+        while self._packer.wants_more and not self._exhausted:
+            self._take_in(self._stream.draw())
+        if not len(self._packer):
+            return []
+        numbers = self._packer.next_pack()
+        self._stream.settle(numbers)
+        return [self._pieces.pop(number) for number in numbers]
+
+    def _keys(self, pack: list[Piece]) -> tuple[SampleKey, ...]:
+        if not self.plan.with_keys:
+            return ()
+        sources = self.plan.sources
+        return tuple(
+            (sources[p.source].plan.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample]) for p in pack
+        )
+
+    def _take_in(self, pieces: list[Piece] | None) -> None:
+        if pieces is None:
+            self._exhausted = True
+            return
+        multiple = self.plan.contract.segment_multiple
+        for piece in pieces:
+            self._pieces[piece.number] = piece
+            self._packer.add(piece.number, -(-piece.slots // multiple))
+
+    def restore(self, snapshot: bytes | None) -> None:
+        """Stand where the snapshot was taken, or at the beginning.
+
+        Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
+        """
+        self._fresh()
+        if snapshot is None:
+            self.step = 0
+            self._stream.restart()
+            return
+        decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
+        self.step = decoded.step
+        self._take_in(self._stream.resume(decoded.place))

@@ -1,0 +1,378 @@
+"""The server half of the protocol for one stream: messages and made steps in, effects out.
+
+No socket, clock or thread is here: ``server`` owns them and calls in. The transitions are a table,
+``TRANSITIONS``, over the phase of the stream's attempt:
+
+    FORMING ── all HELLOs ──▶ RESTORING ── made again ──▶ WELCOMING ── all ACKs ──▶ RUNNING ── all took END ──▶ ENDED
+       ▲ no attempt yet            snapshot asked for          WELCOME sent
+
+A running attempt is untouched until a new one has formed (``meeting``): whoever says HELLO meanwhile waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from packhorse.microbatch import Position
+from packhorse.session import digest_of
+from packhorse.wire import (
+    ATTEMPT_BYTES,
+    NO_ATTEMPT,
+    Ack,
+    Batch,
+    Bye,
+    End,
+    ErrorCode,
+    Frames,
+    Give,
+    Hello,
+    Message,
+    Reject,
+    ServerError,
+    Snapshot,
+    Welcome,
+)
+from packhorse_service.attempt import Phase, Reader, Roster
+from packhorse_service.framing import FramedStep, view_of
+from packhorse_service.meeting import Formation, Meeting
+from packhorse_service.notices import waits
+from packhorse_service.offer import Offer
+from packhorse_service.supply import Supply
+
+__all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To one connection, with the message's further frames."""
+
+    peer: bytes
+    message: Message
+    extra: Frames = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Make this step; the answer is ``made`` with the same round."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Stand at this snapshot, or at the beginning; the answer is ``restored`` with the same round."""
+
+    round: int
+    snapshot: bytes | None
+
+
+Effect = Send | Make | Restore
+
+
+@dataclass(slots=True)
+class StreamSession:
+    """One stream and its readers. Methods return the effects to carry out, in order."""
+
+    offer: Offer
+    phase: Phase = Phase.FORMING
+    attempt: bytes = NO_ATTEMPT
+    attempt_number: int = 0
+    failure: str | None = None  # why the stream cannot go on
+    roster: Roster = field(default_factory=Roster)
+    meeting: Meeting = field(init=False)
+    supply: Supply = field(init=False)
+    phase_since_s: float = 0.0
+    _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
+    _asked: tuple[bytes, int, bytes] | None = None  # (peer, step, digest) of the snapshot asked for
+    _said_s: float = 0.0  # when the last round of WAIT was sent
+    _rejoin_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.meeting = Meeting(self.offer.readers)
+        self.supply = Supply(self.offer.steps_ahead)
+
+    # The server's calls ------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Every reader has said BYE, and none waits for the next attempt."""
+        return self.roster.all_left and not self.meeting.present()
+
+    def warm_up(self) -> list[Effect]:
+        """Make the first step before anybody has come."""
+        return self._ask_for_step()
+
+    def receive(self, peer: bytes, message: Message, extra: Frames, now: float) -> list[Effect]:
+        """One message from a reader."""
+        if self.failure is not None:
+            return [self._error(peer, ErrorCode.FAILED, self.failure, fatal=True)]
+        transition = TRANSITIONS.get((self.phase, type(message)))
+        if transition is None:
+            return [self._error(peer, ErrorCode.HELLO, f"{type(message).__name__} has no place here; say HELLO")]
+        return transition(self, peer, message, extra, now)
+
+    def made(self, round_: int, step: FramedStep | None, now: float) -> list[Effect]:
+        """A step that ``Make`` asked for; ``None`` where the stream ended before it."""
+        if round_ != self._round:
+            return []
+        self.supply.made(step)
+        diverged = self._diverged(step) if step is not None else None
+        return self.fail(diverged, ErrorCode.DIVERGED) if diverged else self._pump(now)
+
+    def restored(self, round_: int, now: float) -> list[Effect]:
+        """The stream stands where ``Restore`` asked."""
+        return self._welcome_all(now) if round_ == self._round else []
+
+    def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
+        """The stream cannot go on: tell everybody, now and whenever they ask again."""
+        self.failure = message
+        peers = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        return [self._error(peer, code, message, fatal=True) for peer in sorted(peers) if peer]
+
+    def lost(self, peer: bytes) -> None:
+        """This connection is gone; its reader says HELLO when it is back."""
+        self.roster.lose(peer)
+        self.meeting.forget(peer)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passed: every keep-alive interval, tell whom something is owed what is waited for."""
+        if now - self._said_s < self.offer.keep_alive_s or self.failure is not None:
+            return []
+        self._said_s = now
+        return [*(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
+
+    # HELLO -------------------------------------------------------------------------------------------
+
+    def _hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
+        violations = self.offer.refusals(hello)
+        if violations:
+            return [Send(peer, Reject(stream=self.offer.stream, violations=tuple(violations)))]
+        known = self.roster.by_coordinates.get(hello.reader)
+        returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
+        if known is not None and returns and self.phase in (Phase.WELCOMING, Phase.RUNNING, Phase.ENDED):
+            return self._move(known, peer, hello, now)
+        replaced = self.meeting.note(peer, hello)
+        effects: list[Effect] = []
+        if replaced is not None and replaced.peer != peer:
+            text = f"another process has claimed {hello.reader}; each reader connects once: check the ranks"
+            effects.append(self._error(replaced.peer, ErrorCode.FAILED, text, fatal=True))
+        formation = self.meeting.formed()
+        return effects + (self._form(formation, now) if formation else [])
+
+    def _move(self, reader: Reader, peer: bytes, hello: Hello, now: float) -> list[Effect]:
+        """A reader of this attempt is back on a new connection and continues at its position."""
+        if not reader.acked <= hello.position <= reader.sent:
+            text = f"{hello.reader} stands at {tuple(hello.position)}, outside what attempt {self.attempt_number} sent"
+            return [self._error(peer, ErrorCode.POSITION, text, fatal=True)]
+        self.roster.move(reader, peer)
+        self.roster.acknowledge(reader, hello.position)
+        reader.sent, reader.heard_s, reader.left = hello.position, now, False
+        return [self._welcome(reader), *self._pump(now)]
+
+    # Forming -----------------------------------------------------------------------------------------
+
+    def _form(self, formation: Formation, now: float) -> list[Effect]:
+        self.attempt = formation.attempt or secrets.token_bytes(ATTEMPT_BYTES)
+        self.attempt_number += 1
+        self.roster = Roster(formation.greetings, now)
+        self._enter(Phase.RESTORING, now)
+        lowest = formation.lowest
+        if self.supply.holds(lowest.step):
+            return self._welcome_all(now)
+        return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation)
+
+    def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
+        self._round += 1
+        self.supply.reset(step)
+        return [Restore(self._round, snapshot)]
+
+    def _ask_for_snapshot(self, formation: Formation) -> list[Effect]:
+        held = formation.snapshots()
+        if not held:
+            return self.fail(
+                f"no reader holds a snapshot at or below {tuple(formation.lowest)}: nothing to resume from"
+            )
+        step = max(held)
+        if len(held[step]) > 1:
+            return self.fail(f"readers hold different snapshots before step {step}: their checkpoints differ")
+        ((digest, greeting),) = held[step].items()
+        self._asked = (greeting.peer, step, digest)
+        return [Send(greeting.peer, Give(stream=self.offer.stream, step=step, digest=digest))]
+
+    def _snapshot(self, peer: bytes, message: Snapshot, extra: Frames, _now: float) -> list[Effect]:
+        snapshot = bytes(extra[0])
+        if self._asked != (peer, message.step, digest_of(snapshot)):
+            return [self._error(peer, ErrorCode.HELLO, "this is not the snapshot that was asked for")]
+        self._asked = None
+        return self._restore(message.step, snapshot)
+
+    def _welcome_all(self, now: float) -> list[Effect]:
+        self._enter(Phase.WELCOMING, now)
+        return [*(self._welcome(reader) for reader in self.roster), *self._ask_for_step()]
+
+    def _welcome(self, reader: Reader) -> Send:
+        offer = self.offer
+        return Send(
+            reader.peer,
+            Welcome(
+                server=offer.server,
+                stream=offer.stream,
+                attempt=self.attempt,
+                attempt_number=self.attempt_number,
+                fingerprint=offer.fingerprint,
+                position=reader.acked,
+                contract=offer.contract,
+                steps_ahead=offer.steps_ahead,
+                keep_alive_s=offer.keep_alive_s,
+            ),
+        )
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase, self.phase_since_s = phase, now
+
+    # ACK, BYE ----------------------------------------------------------------------------------------
+
+    def _heard(self, peer: bytes, message: Ack, now: float) -> Reader | None:
+        """The reader that acknowledges this attempt over its own connection; others say nothing to it."""
+        reader = self.roster.of(peer)
+        if reader is None or message.attempt != self.attempt:
+            return None
+        reader.heard_s, reader.idle_s = now, message.idle_s
+        return reader
+
+    def _answer(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
+        reader = self._heard(peer, message, now)
+        if reader is None:
+            return self._unknown(peer)
+        if not self.roster.answer(reader):
+            return []
+        self._enter(Phase.RUNNING, now)
+        self.meeting.clear()
+        return self._pump(now)
+
+    def _ack(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
+        reader = self._heard(peer, message, now)
+        if reader is None:
+            return self._unknown(peer)
+        if not reader.acked <= message.position <= reader.sent:
+            return [self._error(peer, ErrorCode.POSITION, f"{tuple(message.position)} was not sent; say HELLO")]
+        if self.roster.acknowledge(reader, message.position):
+            return self._pump(now)
+        return list(self._send_to(reader, now))
+
+    def _unknown(self, peer: bytes) -> list[Effect]:
+        if any(greeting.peer == peer for greeting in self.meeting.present().values()):
+            return []  # it has said HELLO since, and waits
+        return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
+
+    def _bye(self, peer: bytes, _message: Bye, _extra: Frames, _now: float) -> list[Effect]:
+        self.meeting.forget(peer)
+        reader = self.roster.of(peer)
+        if reader is not None:
+            reader.left = True
+        return []
+
+    def _ignore(self, _peer: bytes, _message: Message, _extra: Frames, _now: float) -> list[Effect]:
+        return []
+
+    # Delivering --------------------------------------------------------------------------------------
+
+    @property
+    def _num_microbatches(self) -> int:
+        return self.offer.contract.num_microbatches(self.offer.layout)
+
+    def _ask_for_step(self) -> list[Effect]:
+        step = self.supply.ask(self.roster.floor.step)
+        return [] if step is None else [Make(self._round, step)]
+
+    def _pump(self, now: float) -> list[Effect]:
+        """The floor moved or a step was made: send to everybody what the windows allow."""
+        if self.phase is not Phase.RUNNING:
+            return self._ask_for_step()
+        floor = self.roster.floor
+        self.supply.release(floor.step)
+        effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
+        if self.supply.end is not None and floor.step > self.supply.end:
+            self._enter(Phase.ENDED, now)
+        return effects + self._ask_for_step()
+
+    def _send_to(self, reader: Reader, now: float) -> Iterator[Effect]:
+        while reader.peer and self._in_flight(reader) < reader.window:
+            message, extra = self._next_for(reader)
+            if message is None:
+                break
+            yield Send(reader.peer, message, extra)
+        owed = reader.sent == reader.acked and self.supply.end != reader.sent.step - 1
+        reader.owed_since_s = (reader.owed_since_s or now) if owed else None
+
+    def _in_flight(self, reader: Reader) -> int:
+        steps = reader.sent.step - reader.acked.step
+        return steps * self._num_microbatches + reader.sent.index - reader.acked.index
+
+    def _next_for(self, reader: Reader) -> tuple[Message | None, Frames]:
+        """The reader's next message, moving ``sent`` behind it."""
+        at = reader.sent
+        if at.step == self.supply.end:
+            reader.sent = Position(at.step + 1, 0)
+            return End(stream=self.offer.stream, attempt=self.attempt, position=at), ()
+        step = self.supply.steps.get(at.step)
+        if step is None:
+            return None, ()
+        view = step.views[view_of(reader.at, self.offer.contract)][at.index]
+        reader.sent = at.after(self._num_microbatches)
+        batch = Batch(stream=self.offer.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
+        last = at.index == self._num_microbatches - 1
+        return batch, (view.payload, step.snapshot) if last else (view.payload,)
+
+    def _diverged(self, step: FramedStep) -> str | None:
+        """Compare rows made again with what readers say they were handed."""
+        for reader in self.roster:
+            at = reader.acked
+            index = at.index - 1 if at.index else self._num_microbatches - 1
+            if not reader.last_digest or step.step != (at.step if at.index else at.step - 1):
+                continue
+            if step.views[view_of(reader.at, self.offer.contract)][index].body.row_digest != reader.last_digest:
+                return (
+                    f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
+                    "was delivered: the data or its rendering has changed; begin again from a checkpoint"
+                )
+            reader.last_digest = b""
+        return None
+
+    # Silence ----------------------------------------------------------------------------------------
+
+    def _rejoins(self, now: float) -> list[Effect]:
+        """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
+        after = self.offer.rejoin_after_s
+        silent = [r for r in self.roster if not r.left and now - r.heard_s > after]
+        if self.phase is not Phase.RUNNING or not silent or now - self._rejoin_s < after:
+            return []
+        self._rejoin_s = now
+        text = f"nothing heard from {_listed(r.at for r in silent)} for {after:.0f} s"
+        others = [r for r in self.roster if r.peer and r not in silent]
+        return [self._error(r.peer, ErrorCode.REJOIN, text) for r in others]
+
+    def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
+        return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names)))
+
+
+Transition = Callable[[StreamSession, bytes, Any, Frames, float], list[Effect]]
+
+TRANSITIONS: dict[tuple[Phase, type], Transition] = {
+    **{(phase, Hello): StreamSession._hello for phase in Phase},
+    **{(phase, Bye): StreamSession._bye for phase in Phase},
+    (Phase.FORMING, Ack): lambda session, peer, _message, _extra, _now: session._unknown(peer),
+    (Phase.RESTORING, Ack): lambda session, peer, _message, _extra, _now: session._unknown(peer),
+    (Phase.RESTORING, Snapshot): StreamSession._snapshot,
+    (Phase.WELCOMING, Ack): StreamSession._answer,
+    (Phase.RUNNING, Ack): StreamSession._ack,
+    (Phase.ENDED, Ack): StreamSession._ignore,
+}

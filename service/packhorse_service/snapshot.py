@@ -1,0 +1,69 @@
+"""The resumable state of a stream before a step, in a fixed binary layout.
+
+    magic "PHSNAP", version u16 | step u64 | cutting length u32 | sources u16 | pieces u32
+    | identity: 8 bytes a part | each source's place (``mixing``) | one bit a piece: packed
+
+It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
+length is checked against what this stream allows before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from packhorse.errors import ContractError, ProtocolError
+from packhorse.payload import bits, from_bits
+from packhorse_service.identity import StreamIdentity
+from packhorse_service.mixing import Order, SourceOrder
+from packhorse_service.stream import StreamPlace
+
+__all__ = ["SNAPSHOT_LIMIT_BYTES", "decode_snapshot", "encode_snapshot"]
+
+SNAPSHOT_LIMIT_BYTES = 64 << 10
+MAGIC = b"PHSNAP"
+VERSION = 1
+HEAD = struct.Struct("<6sHQIHI")
+
+
+class StreamSnapshot(NamedTuple):
+    step: int
+    cut_length: int  # seq_length at which over-long samples were cut
+    place: StreamPlace
+
+
+def encode_snapshot(step: int, cut_length: int, identity: StreamIdentity, place: StreamPlace) -> bytes:
+    """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
+    head = HEAD.pack(MAGIC, VERSION, step, cut_length, len(place.order.sources), len(place.packed))
+    return b"".join((head, identity.packed_order(), place.order.encode(), bits(place.packed).tobytes()))
+
+
+def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> StreamSnapshot:
+    """Read a snapshot of this very stream; ``first`` gives the plans of its sources.
+
+    Raises ``ProtocolError`` for bytes that are no snapshot, ``ContractError`` for one of other data.
+    """
+    if len(data) > SNAPSHOT_LIMIT_BYTES or len(data) < HEAD.size:
+        raise ProtocolError(f"snapshot: {len(data)} bytes, must be {HEAD.size} … {SNAPSHOT_LIMIT_BYTES}")
+    magic, version, step, cut_length, sources, pieces = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(f"snapshot: not one of version {VERSION}")
+    rest = memoryview(data)[HEAD.size :]
+    parts, rest = rest[: len(identity.packed_order())], rest[len(identity.packed_order()) :]
+    differing = identity.differing(bytes(parts))
+    if differing or sources != len(first.sources):
+        raise ContractError(
+            f"snapshot: made from another stream; these differ: {', '.join(differing) or 'the number of sources'}; "
+            "serve the data and settings that the checkpoint was trained on"
+        )
+    places = []
+    for source in first.sources:
+        place, rest = SourceOrder.decode(source.plan, rest)
+        places.append(place)
+    if len(rest) != math.ceil(pieces / 8):
+        raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
+    packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
+    return StreamSnapshot(step, cut_length, StreamPlace(Order(places), packed))
