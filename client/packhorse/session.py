@@ -197,7 +197,8 @@ class ClientSession:
             return self._fail(
                 ProtocolError("the server offers another stream under the same attempt: its data or settings changed")
             )
-        if message.position != self.position:
+        # It may answer an earlier HELLO: what comes twice then is dropped as duplicates.
+        if message.position > self.position:
             raise ProtocolError(f"WELCOME at {message.position} where this reader stands at {self.position}")
         self.state = State.STREAMING
         self.expected = self.position
@@ -266,6 +267,8 @@ def digest_of(snapshot: bytes) -> bytes:
 
 Transition = Callable[[ClientSession, Any, Frames], list[Effect]]
 
+FROM_SERVER = (Welcome, Reject, Give, Batch, Wait, End, ServerError)
+
 TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.GREETING, Welcome): ClientSession._welcome,
     (State.GREETING, Reject): ClientSession._reject,
@@ -283,6 +286,6 @@ TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.STREAMING, Welcome): ClientSession._welcome,
     (State.STREAMING, Reject): ClientSession._reject,
     (State.STREAMING, Give): ClientSession._give,
-    (State.ENDED, Wait): ClientSession._ignore,
-    (State.ENDED, ServerError): ClientSession._ignore,
+    **{(State.ENDED, kind): ClientSession._ignore for kind in FROM_SERVER},
+    **{(State.FAILED, kind): ClientSession._ignore for kind in FROM_SERVER},
 }

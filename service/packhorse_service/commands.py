@@ -125,7 +125,8 @@ def prepare_command(
         tokenizer=None if tokenizer is None else TokenizerSpec(file=str(tokenizer), eos_token=eos_token),
         overwrite=overwrite,
     )
-    typer.echo(str(summary))
+    typer.echo(f"{summary.samples} samples of {summary.rows} rows in {len(summary.shards)} shards")
+    typer.echo(f"serve them with  shards: {summary.pattern}")
     return 0
 
 

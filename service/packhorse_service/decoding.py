@@ -101,24 +101,23 @@ class BlockLoader:
         return assemble(samples, arrays, shard=shard, vocab_size=encoder.vocab_size)
 
     def _read(self, request: BlockRequest, block_bytes: int) -> list[Sample]:
-        """Read with retries: a read that failed may be skipped never, or a replay would differ."""
-        for pause in RETRY_PAUSES_S:
+        """Read, and try again where that fails: skipping what cannot be read would make a replay differ."""
+        shard = request.shard
+        for pause in (*RETRY_PAUSES_S, None):
             try:
                 return _read_samples(request, block_bytes)
             except FileNotFoundError as error:
                 raise SourceError(
-                    f"shard {request.shard.name!r}: there is no file {request.shard.url!r} any more; it was there "
-                    "when the shards were listed"
+                    f"shard {shard.name!r}: there is no file {shard.url!r} any more; put it back"
                 ) from error
-            except OSError:
+            except OSError as error:
+                if pause is None:
+                    raise SourceError(
+                        f"shard {shard.name!r} at byte {request.offset}: reading {shard.url!r} failed "
+                        f"{len(RETRY_PAUSES_S) + 1} times: {error}; check the file system"
+                    ) from error
                 self._sleep(pause)
-        try:
-            return _read_samples(request, block_bytes)
-        except OSError as error:
-            raise SourceError(
-                f"shard {request.shard.name!r} at byte {request.offset}: reading {request.shard.url!r} failed "
-                f"{len(RETRY_PAUSES_S) + 1} times: {error}; check the file system"
-            ) from error
+        raise AssertionError("the last try returns or raises")
 
 
 def _read_samples(request: BlockRequest, block_bytes: int) -> list[Sample]:

@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Protocol
 
-from packhorse.errors import SourceError
+from packhorse.errors import PackhorseError, SourceError
 from packhorse_service.blocks import BlockRequest, TokenBlock
 
 __all__ = ["BlockStore", "Engine", "InlineEngine", "Load", "ProcessEngine"]
@@ -43,7 +43,7 @@ class InlineEngine:
         future: Future[TokenBlock] = Future()
         try:
             future.set_result(self._load(request))
-        except SourceError as error:
+        except PackhorseError as error:
             future.set_exception(error)
         return future
 

@@ -26,6 +26,8 @@ def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
         reason = WaitReason.READERS
         whom = _names(session, session.meeting.missing()) or session.meeting.disagreement()
     for greeting in session.meeting.present().values():
+        if session.phase is Phase.WELCOMING and session.roster.of(greeting.peer) is not None:
+            continue  # it has its WELCOME: below
         yield greeting.peer, _wait(session, reason, whom, since)
     if session.phase is Phase.WELCOMING:
         silent = _names(session, (reader.at for reader in session.roster if not reader.answered))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from packhorse.contract import BatchContract, Remainder, ResolvedContract, resolve
-from packhorse.errors import ConfigError, ContractError
+from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.row import SampleKey
 from packhorse.rules import Case, Severity, Violation, check
@@ -138,7 +138,10 @@ def _template(source: SourceConfig, name: str, base: Path) -> str | None:
 
 
 def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourceSetting:
-    shards = expand_shards(source.shards, base)
+    try:
+        shards = expand_shards(source.shards, base)
+    except SourceError as error:
+        raise SourceError(f"sources.{name}.shards: {error}") from error
     plan = SourcePlan(
         name=name,
         shards=len(shards),

@@ -19,11 +19,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from webdataset.writer import ShardWriter
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.decoding import ContentEncoder, DecodingSpec
-from packhorse_service.rows import Item, items_of
+from packhorse_service.json_forms import Item, items_of
 from packhorse_service.sources.formats import SampleFormat, TokenArrays
 from packhorse_service.sources.npy import dump_array
 from packhorse_service.sources.samples import BadSample
@@ -109,6 +108,8 @@ class _Writer:
     def __init__(
         self, folder: Path, name: str, max_bytes: int, max_samples: int, encoder: ContentEncoder | None
     ) -> None:
+        from webdataset.writer import ShardWriter  # it imports torch, which takes seconds
+
         # The pattern is a %-format, and a folder may hold a % of its own.
         pattern = f"{str(folder / name).replace('%', '%%')}-%06d.tar"
         self._shards = ShardWriter(
@@ -244,8 +245,9 @@ def _text_file(stream: BinaryIO) -> Rows:
 
 
 def _json(raw: bytes, where: str) -> Any:
+    text = _decode(raw, where)
     try:
-        return json.loads(_decode(raw, where))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadSample(f"{where}: it is not JSON: {error}") from error
 

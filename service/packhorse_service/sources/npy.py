@@ -1,0 +1,72 @@
+"""Integer arrays in ``.npy`` members, parsed without a Python object per value and never unpickled."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse_service.sources.samples import BadSample, content_of
+from packhorse_service.sources.tar import Member
+
+__all__ = ["dump_array", "load_array"]
+
+MAGIC = b"\x93NUMPY"
+MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+SINGLE_BYTE = ("|b1", "|i1", "|u1")
+WIDER = tuple(f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (2, 4, 8))
+DTYPES = {code.encode(): np.dtype(code) for code in SINGLE_BYTE + WIDER}
+
+# What numpy writes for one dimension of numbers. Its own parser goes through a syntax tree, which takes longer
+# than everything else done to a short sample, so it is asked only where this does not match.
+COMMON_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(?s:(..))"
+    rb"\{'descr': '([<>][iu][248]|\|[iub]1)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
+)
+
+
+def load_array(member: Member) -> npt.NDArray[Any]:
+    """Return the one-dimensional array [n] of numbers in ``member``, in the byte order it is stored in.
+
+    Raises ``BadSample`` for anything else: another shape, objects, records, Fortran order, a wrong size.
+    """
+    data = content_of(member)
+    count, dtype, start = _header(data, member)
+    if len(data) - start != count * dtype.itemsize:
+        raise BadSample(
+            f"its header says {count} values of {dtype}, {count * dtype.itemsize} bytes, and {len(data) - start} "
+            "follow; the array is cut, write it again",
+            member,
+        )
+    return np.frombuffer(data, dtype, count, start)
+
+
+def dump_array(values: npt.NDArray[Any]) -> bytes:
+    """Return ``values`` [n] as an ``.npy`` file."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, values, version=(1, 0), allow_pickle=False)
+    return stream.getvalue()
+
+
+def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
+    """Return the count of values, their dtype and where they start."""
+    match = COMMON_HEADER.match(data)
+    if match and int.from_bytes(match[1], "little") == match.end() - MAGIC_BYTES - 2:
+        return int(match[3]), DTYPES[match[2]], match.end()
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, fortran_order, dtype = HEADER_READERS[version](stream)
+    except (ValueError, KeyError) as error:
+        raise BadSample(f"it is not an .npy file of numbers ({error}); write it with numpy.save", member) from error
+    if dtype.kind not in "iufb":
+        raise BadSample(f"it holds {dtype} values, which are not read here; save a plain array of integers", member)
+    if len(shape) != 1 or fortran_order:
+        order = ", in Fortran order" if fortran_order else ""
+        raise BadSample(f"its shape is {shape}{order}; ids must be one-dimensional, [n]", member)
+    return shape[0], dtype, stream.tell()

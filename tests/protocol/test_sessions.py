@@ -1,0 +1,318 @@
+"""Both halves of the protocol together, message by message."""
+
+from __future__ import annotations
+
+import pytest
+
+from packhorse.contract import BatchContract
+from packhorse.errors import HandshakeRefused, ServerFailed
+from packhorse.layout import Coordinates
+from packhorse.microbatch import Position
+from packhorse.session import State
+from packhorse.wire import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
+from packhorse_service.attempt import Phase
+from packhorse_service.sessions import TRANSITIONS, Send
+from tests.protocol.network import Network, undisturbed
+
+FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)
+
+
+def taken(network: Network, at: Coordinates) -> list[tuple[Position, bytes]]:
+    return [(mb.position, mb.computed_digest()) for mb in network.clients[at].taken]
+
+
+def assert_all_got_everything(network: Network) -> None:
+    for at, client in network.clients.items():
+        assert client.error is None
+        assert taken(network, at) == undisturbed(at)
+        assert client.session.state is State.ENDED
+
+
+def phase_of(network: Network) -> Phase:
+    return network.server.session.phase
+
+
+def meet(network: Network) -> None:
+    """Everybody connects and the attempt runs; nothing is taken yet."""
+    for at in network.clients:
+        network.connect(at)
+    while network.server.session.phase is not Phase.RUNNING:
+        moved = [network.server.produce(network)]
+        for at in network.clients:
+            moved += [network.deliver_to_server(at), network.deliver_to_client(at)]
+        assert any(moved), "the attempt does not form"
+
+
+def test_every_reader_gets_every_micro_batch_once_in_order_and_ends_at_the_same_step() -> None:
+    network = Network()
+    network.settle()
+    assert_all_got_everything(network)
+    assert network.server.session.phase is Phase.ENDED
+
+
+def test_nobody_is_served_before_every_reader_has_come_and_the_missing_are_named() -> None:
+    network = Network()
+    network.connect(FIRST)
+    network.deliver_to_server(FIRST)
+    network.tick()
+    network.deliver_to_client(FIRST)
+    client = network.clients[FIRST]
+    assert not client.ready
+    assert client.session.waiting is not None
+    assert client.session.waiting.reason is WaitReason.READERS
+    assert client.session.waiting.whom == ("rank 1 (dp1·cp0·tp0·pp0)",)
+
+
+def test_the_first_batch_is_sent_when_all_have_acknowledged_their_welcome() -> None:
+    network = Network()
+    for at in (FIRST, SECOND):
+        network.connect(at)
+        network.deliver_to_server(at)
+    network.server.produce(network)
+    network.deliver_to_client(FIRST)
+    network.deliver_to_server(FIRST)
+    assert phase_of(network) is Phase.WELCOMING
+    assert not network.clients[FIRST].to_client
+    network.tick()
+    network.deliver_to_client(FIRST)
+    waiting = network.clients[FIRST].session.waiting
+    assert waiting is not None
+    assert waiting.reason is WaitReason.ANSWERS
+    network.deliver_to_client(SECOND)
+    network.deliver_to_server(SECOND)
+    assert phase_of(network) is Phase.RUNNING
+
+
+def test_a_slow_reader_stops_the_stream_within_the_steps_ahead() -> None:
+    network = Network()
+    meet(network)
+    for _ in range(200):
+        network.server.produce(network)
+        for at in network.clients:
+            network.deliver_to_server(at)
+            network.deliver_to_client(at)
+        network.clients[FIRST].take()
+    assert len(network.clients[FIRST].taken) == 2 * network.server.session.offer.steps_ahead
+    assert len(network.server.session.supply.steps) <= network.server.session.offer.steps_ahead + 1
+    network.tick()
+    network.deliver_to_client(FIRST)
+    waiting = network.clients[FIRST].session.waiting
+    assert waiting is not None
+    assert waiting.reason is WaitReason.SLOW_READERS
+    assert waiting.whom[0].startswith("rank 1 ")
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_a_cut_connection_continues_where_the_loop_stands() -> None:
+    network = Network()
+    meet(network)
+    for _ in range(3):
+        network.server.produce(network)
+        network.deliver_to_client(FIRST)
+        network.clients[FIRST].take()
+    network.cut(FIRST, noticed=False)
+    network.settle()
+    assert_all_got_everything(network)
+    assert network.server.session.attempt_number == 1
+
+
+@pytest.mark.parametrize("moves", range(0, 60, 3))
+def test_a_restarted_server_makes_the_stream_again_from_a_readers_snapshot(moves: int) -> None:
+    network = Network()
+    meet(network)
+    for _ in range(moves):
+        network.server.produce(network)
+        for at in network.clients:
+            network.deliver_to_server(at)
+            network.deliver_to_client(at)
+        network.clients[FIRST].take()
+        if moves % 2:
+            network.clients[SECOND].take()
+    network.restart_server()
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_a_restarted_server_that_makes_other_rows_is_found_out() -> None:
+    network = Network()
+    meet(network)
+    for _ in range(20):
+        network.server.produce(network)
+        for at in network.clients:
+            network.deliver_to_server(at)
+            network.deliver_to_client(at)
+        network.clients[FIRST].take()
+    network.clients[FIRST].session.last_digest = bytes(16)
+    network.restart_server()
+    network.settle()
+    for client in network.clients.values():
+        assert isinstance(client.error, ServerFailed)
+        assert "REPLAY_DIVERGED" in str(client.error)
+
+
+def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
+    network = Network()
+    meet(network)
+    for _ in range(8):
+        network.server.produce(network)
+        network.deliver_to_client(FIRST)
+        network.clients[FIRST].take()
+        network.deliver_to_server(FIRST)
+    before = len(network.clients[FIRST].taken)
+    attempt = network.server.session.attempt
+    network.restart_client(SECOND)
+    network.settle()
+    assert network.server.session.attempt == attempt
+    assert len(network.clients[FIRST].taken) >= before
+    assert not network.clients[SECOND].taken
+    network.tick()
+    for at in network.clients:
+        network.deliver_to_client(at)
+    waiting = network.clients[FIRST].session.waiting
+    assert waiting is not None
+    assert "a new process" in waiting.whom[0]
+
+
+def test_all_processes_anew_begin_the_next_attempt() -> None:
+    network = Network()
+    meet(network)
+    for _ in range(8):
+        network.server.produce(network)
+        for at in network.clients:
+            network.deliver_to_client(at)
+            network.clients[at].take()
+            network.deliver_to_server(at)
+    for at in list(network.clients):
+        network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)
+    assert network.server.session.attempt_number == 2
+
+
+def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
+    """All return to a restarted server, die before they are welcomed, and come back as new processes."""
+    network = Network()
+    meet(network)
+    for _ in range(20):
+        network.server.produce(network)
+        for at in network.clients:
+            network.deliver_to_server(at)
+            network.deliver_to_client(at)
+            network.clients[at].take()
+    network.restart_server()
+    for at in network.clients:
+        network.connect(at)
+        network.deliver_to_server(at)
+    for at in list(network.clients):
+        network.cut(at, noticed=False)
+        network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_a_second_process_for_a_rank_ends_the_first() -> None:
+    network = Network()
+    network.connect(FIRST)
+    network.deliver_to_server(FIRST)
+    client, peer = network.clients[FIRST], network.clients[FIRST].peer
+    impostor = Network().clients[FIRST].session
+    object.__setattr__(impostor.identity, "client", bytes(16))
+    hello = impostor.connected()[-1]
+    assert hasattr(hello, "message")
+    network.server_effects(network.server.session.receive(b"other", hello.message, (), 0.0))
+    network.deliver_to_client(FIRST)
+    assert peer
+    assert isinstance(client.error, ServerFailed)
+    assert "another process has claimed" in str(client.error)
+
+
+def test_a_reader_with_another_contract_hears_every_difference() -> None:
+    network = Network()
+    client = network.clients[FIRST]
+    contract = BatchContract(seq_length=16, global_batch_size=8)
+    object.__setattr__(client.session.identity, "contract", contract)
+    network.connect(FIRST)
+    network.deliver_to_server(FIRST)
+    network.deliver_to_client(FIRST)
+    assert isinstance(client.error, HandshakeRefused)
+    assert [v.rule for v in client.error.violations] == ["SEQ_LENGTH_MATCH", "RANKS_AGREE"]
+    assert client.session.state is State.FAILED
+
+
+def test_an_acknowledgement_of_what_was_not_sent_moves_nothing() -> None:
+    network = Network()
+    meet(network)
+    session = network.server.session
+    reader = session.roster.by_coordinates[FIRST]
+    acked, floor = reader.acked, session.roster.floor
+    beyond = Ack(stream="train", attempt=session.attempt, position=Position(5, 0), idle_s=0.0)
+    (effect,) = session.receive(reader.peer, beyond, (), 0.0)
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, ServerError)
+    assert effect.message.code is ErrorCode.POSITION
+    assert (reader.acked, session.roster.floor) == (acked, floor)
+
+
+def test_an_acknowledgement_on_an_unknown_connection_is_asked_to_say_hello() -> None:
+    network = Network()
+    session = network.server.session
+    ack = Ack(stream="train", attempt=bytes(8), position=Position(0, 0), idle_s=0.0)
+    (effect,) = session.receive(b"?", ack, (), 0.0)
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, ServerError)
+    assert effect.message.code is ErrorCode.HELLO
+    assert not effect.message.fatal
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_message_without_a_row_in_the_table_leaves_the_phase_unchanged(phase: Phase) -> None:
+    network = Network()
+    meet(network)
+    session = network.server.session
+    session.phase = phase
+    reader = session.roster.by_coordinates[FIRST]
+    for client_effect in network.clients[FIRST].session.connected():
+        if hasattr(client_effect, "message") and (phase, type(client_effect.message)) not in TRANSITIONS:
+            raise AssertionError("HELLO is accepted in every phase")
+    error = ServerError(stream="train", code=ErrorCode.HELLO, message="", fatal=False)
+    (effect,) = session.receive(reader.peer, error, (), 0.0)
+    assert isinstance(effect, Send)
+    assert session.phase is phase
+
+
+def test_the_server_is_done_when_all_have_said_bye() -> None:
+    network = Network()
+    network.settle()
+    assert not network.server.session.done
+    for at, client in network.clients.items():
+        client.to_server.append([encode(client.session.bye())])
+        network.deliver_to_server(at)
+    assert network.server.session.done
+
+
+def test_readers_of_a_silent_one_are_told_to_look_for_the_server_again() -> None:
+    network = Network()
+    meet(network)
+    network.server.session.receive(
+        network.clients[FIRST].peer, network.clients[FIRST].session.ack(0.0), (), network.now + 59
+    )
+    network.tick(61)
+    messages = [frames[0] for frames in network.clients[FIRST].to_client]
+    rejoin = ServerError(
+        stream="train",
+        code=ErrorCode.REJOIN,
+        message="nothing heard from dp1·cp0·tp0·pp0 for 60 s",
+        fatal=False,
+    )
+    assert encode(rejoin) in messages
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_bye_before_the_attempt_is_forgotten() -> None:
+    network = Network()
+    network.connect(FIRST)
+    network.deliver_to_server(FIRST)
+    network.server.session.receive(network.clients[FIRST].peer, Bye(stream="train", finished=False), (), 0.0)
+    assert network.server.session.meeting.missing() == [FIRST, SECOND]
