@@ -1,0 +1,59 @@
+"""The README's configuration and training loop really run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from packhorse_service.prepare import prepare
+from tests.harness import running_server
+from tests.service.shards_on_disk import save_tiny_tokenizer
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_the_first_60_lines_hold_the_configuration_the_loop_and_the_data_path() -> None:
+    top = "\n".join(README.read_text(encoding="utf-8").splitlines()[:60])
+    for part in (block("yaml"), block("python"), "make demo", "make test", "══ZeroMQ══", "pipeline.py"):
+        assert part in top
+    assert len(block("yaml").splitlines()) <= 13
+    assert len(block("python").splitlines()) <= 9
+
+
+def test_the_configuration_serves_and_the_loop_trains(tmp_path: Path) -> None:
+    save_tiny_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "docs.jsonl").write_text("\n".join(json.dumps({"text": f"horse {i} " * (i + 1)}) for i in range(40)))
+    chats = [{"prompt": f"How many packs carries horse {i}?", "completion": "the packs " * i} for i in range(40)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    prepare([tmp_path / "docs.jsonl"], tmp_path, name="docs", max_shard_samples=20, progress=False)
+    prepare([tmp_path / "chat.jsonl"], tmp_path, name="chat", progress=False)
+    config = tmp_path / "feed.yaml"
+    config.write_text(block("yaml").replace(":5555", ":*"))
+    counted = "def train(tokens, labels, mask, *_): print(tokens.dtype, tokens.shape[0], int(mask.sum()))\n"
+    with running_server(config) as server:
+        script = counted + block("python").replace("tcp://127.0.0.1:5555", server.endpoint)
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            )
+            for rank in range(2)
+        ]
+        printed = [rank.communicate(timeout=60)[0].splitlines() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0]
+        assert server.process.wait(10) == 0
+    assert len(printed[0]) == len(printed[1]) > 0
+    assert all(line.startswith("torch.int64 256 ") for lines in printed for line in lines)
+    assert sum(int(line.split()[-1]) for lines in printed for line in lines) > 0
