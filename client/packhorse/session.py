@@ -249,7 +249,8 @@ class ClientSession:
 
     def _error(self, message: ServerError, _extra: Frames) -> list[Effect]:
         if message.fatal:
-            return self._fail(ServerFailed(message.message))
+            # The server waits for this BYE before it goes: a connection that it closed at once could lose the error.
+            return [Send(self.bye()), *self._fail(ServerFailed(message.message))]
         return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
     def _fail(self, error: PackhorseError) -> list[Effect]:

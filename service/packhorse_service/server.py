@@ -44,6 +44,7 @@ BACKLOG = 1024
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
 END_GRACE_S = 60.0
+FAREWELL_S = 5.0
 REPORT_S = 10.0
 
 
@@ -124,6 +125,7 @@ class Server:
         self._bell, self._ear = socket.socketpair()
         self._producer = Producer(pipeline, self._bell)
         self._stopping: str | None = None
+        self._failed_s = 0.0
         self._context = zmq.Context()
         self._socket = self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -208,6 +210,7 @@ class Server:
             if self._socket in events:
                 self._read(now)
             self._carry_out(self._session.tick(now))
+            self._leave_if_failed(now)
             if self._session.phase is Phase.ENDED and now - self._session.phase_since_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
                 return False
@@ -217,6 +220,15 @@ class Server:
         if self._stopping is not None:
             log.info("stopped by %s", self._stopping)
         return self._session.done
+
+    def _leave_if_failed(self, now: float) -> None:
+        """A failed stream is over once every reader has heard of it, or should have."""
+        failure = self._session.failure
+        if failure is None:
+            return
+        self._failed_s = self._failed_s or now
+        if self._session.failure_heard or now - self._failed_s > FAREWELL_S:
+            raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
         with contextlib.suppress(zmq.Again):
@@ -244,7 +256,6 @@ class Server:
                     self._carry_out(self._session.restored(round_, now))
                 case Failed(message):
                     self._carry_out(self._session.fail(message))
-                    raise StreamFailed(message)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -88,6 +88,7 @@ class StreamSession:
     phase_since_s: float = 0.0
     _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
     _asked: tuple[bytes, int, bytes] | None = None  # (peer, step, digest) of the snapshot asked for
+    _told: set[bytes] = field(default_factory=set)  # connections that must still hear of the failure
     _said_s: float = 0.0  # when the last round of WAIT was sent
     _rejoin_s: float = 0.0
 
@@ -102,6 +103,11 @@ class StreamSession:
         """Every reader has said BYE, and none waits for the next attempt."""
         return self.roster.all_left and not self.meeting.present()
 
+    @property
+    def failure_heard(self) -> bool:
+        """Everybody who was told of the failure has left."""
+        return self.failure is not None and not self._told
+
     def warm_up(self) -> list[Effect]:
         """Make the first step before anybody has come."""
         return self._ask_for_step()
@@ -109,7 +115,7 @@ class StreamSession:
     def receive(self, peer: bytes, message: Message, extra: Frames, now: float) -> list[Effect]:
         """One message from a reader."""
         if self.failure is not None:
-            return [self._error(peer, ErrorCode.FAILED, self.failure, fatal=True)]
+            return self._say_failure(peer, message)
         transition = TRANSITIONS.get((self.phase, type(message)))
         if transition is None:
             return [self._error(peer, ErrorCode.HELLO, f"{type(message).__name__} has no place here; say HELLO")]
@@ -130,11 +136,19 @@ class StreamSession:
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
-        peers = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
-        return [self._error(peer, code, message, fatal=True) for peer in sorted(peers) if peer]
+        self._told = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        self._told.discard(b"")
+        return [self._error(peer, code, message, fatal=True) for peer in sorted(self._told)]
+
+    def _say_failure(self, peer: bytes, message: Message) -> list[Effect]:
+        if isinstance(message, Bye):
+            self._told.discard(peer)
+            return []
+        return [self._error(peer, ErrorCode.FAILED, str(self.failure), fatal=True)]
 
     def lost(self, peer: bytes) -> None:
         """This connection is gone; its reader says HELLO when it is back."""
+        self._told.discard(peer)
         self.roster.lose(peer)
         self.meeting.forget(peer)
 

