@@ -16,7 +16,7 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from packhorse.contract import BatchContract, Remainder, ResolvedContract, resol
 from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.row import SampleKey
-from packhorse.rules import Case, Severity, Violation, check
+from packhorse.rules import Case, Severity, check
 from packhorse_service.config import ENDLESS, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
@@ -57,7 +57,7 @@ class StreamPlan:
     packing: PackingPlan
     cost: CostModel
     identity: StreamIdentity
-    warnings: tuple[Violation, ...]
+    warnings: tuple[str, ...]
     with_keys: bool
 
 
@@ -102,7 +102,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         packing=packing,
         cost=cost,
         identity=_identity(config, tokenizer, settings, decoding, packing, cost, contract, layout),
-        warnings=tuple(broken),
+        warnings=(*map(str, broken), *_slow_shards(settings)),
         with_keys=config.keys,
     )
 
@@ -172,6 +172,17 @@ def _identity(
     }
     rows = {"packing": [asdict(packing), asdict(contract), config.keys], "layout": [asdict(layout), cost.linear]}
     return StreamIdentity.of(order, rows)
+
+
+def _slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
+    """What should be said of shards that can only be read from their start. Their names tell, not a look inside."""
+    for setting in settings:
+        compressed = [shard.name for shard in setting.shards if shard.name.endswith((".gz", ".tgz"))]
+        if compressed:
+            yield (
+                f"{len(compressed)} shards of source {setting.plan.name!r} are compressed as a whole ({compressed[0]!r} …): "
+                "each block reads them from their start again; decompress them, or compress their members instead"
+            )
 
 
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:

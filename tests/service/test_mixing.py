@@ -225,6 +225,12 @@ def test_open_shards_give_one_sample_each_in_turn() -> None:
     assert [(draw.shard, draw.sample) for draw in draws] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (2, 0), (2, 1)]
 
 
+def test_a_shard_that_ends_without_another_to_open_leaves_the_turn_to_the_one_behind_it() -> None:
+    data: Data = [[[2, 2, 2]], [[2]], [[2, 2]]]
+    draws = list(walk(start([plan_for(data, open_shards=3, shuffle=False)]), [data]))
+    assert [draw.shard for draw in draws] == [0, 1, 2, 0, 2, 0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=SOURCES, open_shards=OPEN_SHARDS)
 def test_no_more_shards_are_open_than_allowed(data: Data, open_shards: int) -> None:

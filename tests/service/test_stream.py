@@ -294,6 +294,17 @@ def test_a_fault_drawn_again_after_resuming_counts_once_against_the_budget() -> 
     assert [draw[0][2] for draw in draw_rest(resumed) if draw] == ["4"]
 
 
+def test_a_skip_budget_that_was_used_up_stays_used_up_after_resuming() -> None:
+    stream = faulty_corpus(1).stream()
+    stream.settle(piece.number for _ in range(3) for piece in stream.draw() or [])
+    place = stream.place()
+    assert len(place.packed) == 0
+    resumed = faulty_corpus(1).stream()
+    assert resumed.resume(place) == []
+    with pytest.raises(SourceError, match=r"sample 3: not JSON .*skip_budget of 1"):
+        resumed.draw()
+
+
 def test_a_key_that_comes_again_in_another_block_is_refused_with_shard_and_key() -> None:
     corpus = MemoryCorpus()
     corpus.add([[make_block([[1, 2]], keys=["a"]), make_block([[1, 2]], keys=["b"]), make_block([[1, 2]], keys=["a"])]])
@@ -327,12 +338,12 @@ def saved(place: StreamPlace, corpus: MemoryCorpus) -> StreamPlace:
     lengths=LENGTHS,
     policy=st.sampled_from([OverLength.SPLIT, OverLength.DROP, OverLength.TRUNCATE_LEFT]),
     labelled=st.booleans(),
-    choices=st.lists(st.integers(-1, 40), max_size=40),
+    choices=st.lists(st.integers(-90, 40), max_size=60),
 )
 def test_a_stream_resumed_at_any_point_has_the_same_pending_pieces_and_further_draws(
     lengths: list[list[list[int]]], policy: OverLength, labelled: bool, choices: list[int]
 ) -> None:
-    """``choices`` interleaves draws (-1) with packing of some pending piece."""
+    """``choices`` interleaves draws (below 0) with packing of some pending piece."""
 
     def corpus() -> MemoryCorpus:
         return small_corpus(lengths, over_length=policy, labelled=labelled, epochs=2)
