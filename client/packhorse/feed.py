@@ -7,6 +7,7 @@ what is ready; each take is acknowledged, several at once where the loop is fast
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -260,10 +261,9 @@ class _Connection:
         self._ring()
 
     def _ring(self) -> None:
-        try:
+        # Enough rings are waiting to be heard, or the thread has ended.
+        with contextlib.suppress(OSError):
             self._bell.send(b"\0")
-        except BlockingIOError:
-            return  # enough rings are waiting to be heard
 
     # The thread --------------------------------------------------------------------------------------
 

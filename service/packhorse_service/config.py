@@ -5,13 +5,23 @@ Paths in it are relative to the file. Every field that has a default can be left
 
 from __future__ import annotations
 
+import datetime
 import difflib
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from packhorse.contract import BatchContract
@@ -24,6 +34,19 @@ from packhorse_service.stream import OverLength
 __all__ = ["LoadingConfig", "PackingConfig", "ServeConfig", "SourceConfig", "TokenizerConfig", "load_config"]
 
 ENDLESS = "endless"
+
+
+def _epochs(value: object) -> int | str:
+    if value == ENDLESS:
+        return ENDLESS
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ValueError(f"must be an integer of at least 1, or {ENDLESS!r}")
+
+
+def _date(value: object) -> object:
+    """YAML reads an unquoted date as one."""
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 class Section(BaseModel):
@@ -44,7 +67,7 @@ class SourceConfig(Section):
 
     shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of ids, relative to the others'
-    epochs: Annotated[int, Field(ge=1)] | Literal["endless"] = 1
+    epochs: Annotated[int | str, PlainValidator(_epochs)] = 1
     format: SampleFormat = SampleFormat.AUTO
     chat_template: str | None = None  # a jinja file; left out: ChatML
     over_length: OverLength = OverLength.ERROR
@@ -72,7 +95,13 @@ def _section(name: str, described_by: type) -> type[Section]:
     """A section with exactly the fields of a dataclass of the client."""
     hints = get_type_hints(described_by)
     columns: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(described_by)}
-    made: type[Section] = create_model(name, __base__=Section, **columns)
+
+    def build(section: Section) -> Section:
+        described_by(**section.model_dump())  # it checks its values itself
+        return section
+
+    checks: dict[str, Any] = {"build": model_validator(mode="after")(build)}
+    made: type[Section] = create_model(name, __base__=Section, __validators__=checks, **columns)
     return made
 
 
@@ -85,7 +114,9 @@ class ServeConfig(Section):
 
     listen: str = "tcp://127.0.0.1:5555"
     seed: int = Field(default=0, ge=0)
-    date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")  # what chat templates get for "today"
+    date: Annotated[str | None, BeforeValidator(_date)] = Field(
+        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$"
+    )  # what chat templates get for "today"
     tokenizer: Annotated[
         TokenizerConfig | None, BeforeValidator(lambda v: {"file": v} if isinstance(v, str) else v)
     ] = None
@@ -117,7 +148,7 @@ def load_config(path: Path) -> ServeConfig:
         raise ConfigError(f"configuration {str(path)!r} cannot be read: {error}") from error
     try:
         raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that no calendar has is a ValueError
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: must be a mapping with at least 'sources'")
@@ -138,14 +169,19 @@ def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{where}: unknown field; {hint}"
     if details["type"] == "missing":
         return f"{where}: is required"
+    reason = details.get("ctx", {}).get("error")
+    if isinstance(reason, ConfigError):
+        return str(reason)
     return f"{where}={details['input']!r}: {details['msg'][0].lower()}{details['msg'][1:]}"
 
 
 def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
     """Names of the fields of the section that ``path`` leads to."""
-    for part in path:
+    for depth, part in enumerate(path):
         found = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
-        inner = SECTIONS.get(part) or found.get(part)
+        inner = found.get(part)
+        if depth == 0:
+            inner = SECTIONS.get(part, inner)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             model = inner
     return [f.alias or name for name, f in model.model_fields.items()]

@@ -149,21 +149,35 @@ class SourceOrder:
             shards = [OpenShard(*parts) for parts in SHARD_FORMAT.iter_unpack(data[SOURCE_FORMAT.size : end])]
         except struct.error as error:
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is cut short") from error
-        sound = (
-            len(shards) == count <= plan.open_shards
-            and opened <= plan.shards
-            and turn < max(count, 1)
-            and all(s.shard < plan.shards for s in shards)
-            and (plan.epochs is None or epoch < plan.epochs)
-        )
-        if not sound:
+        order = cls(plan, epoch, opened, turn, shards, drawn, faults)
+        if len(shards) != count or not order._is_possible():
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is outside its shards and epochs")
-        return cls(plan, epoch, opened, turn, shards, drawn, faults), data[end:]
+        return order, data[end:]
+
+    def _is_possible(self) -> bool:
+        """Whether drawing could have led here."""
+        at_once = min(self.plan.open_shards, self.plan.shards)
+        if not at_once <= self.opened <= self.plan.shards or not self._in_epochs():
+            return False
+        been_opened = set(_shard_order(self.plan, self.epoch)[: self.opened])
+        distinct = {shard.shard for shard in self.open}
+        all_opened = self.opened == self.plan.shards
+        return (
+            len(distinct) == len(self.open) <= at_once
+            and distinct <= been_opened
+            and (len(self.open) == at_once or all_opened)
+            and (bool(self.open) or not self._repeats())
+            and self.turn < max(len(self.open), 1)
+            and all((shard.offset == 0) == (shard.first_sample == 0) for shard in self.open)
+        )
+
+    def _in_epochs(self) -> bool:
+        return self.plan.epochs is None or self.epoch < self.plan.epochs
 
 
 def integer_weights(weights: Iterable[float]) -> list[int]:
     """Integers in the ratio of ``weights``, which are read as decimals: 0.1 is a tenth."""
-    fractions = [Fraction(str(weight)).limit_denominator(10**6) for weight in weights]
+    fractions = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(f.denominator for f in fractions))
     return [int(f * scale) for f in fractions]
 

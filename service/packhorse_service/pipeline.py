@@ -35,7 +35,7 @@ from packhorse_service.mixing import SourcePlan, integer_weights
 from packhorse_service.packing import Packer, PackingPlan
 from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.row_building import build_row
-from packhorse_service.snapshot import decode_snapshot, encode_snapshot
+from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.stream import Piece, SampleStream, SourceCounts, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
@@ -72,6 +72,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
     broken = check(Case(layout, contract))
     if any(violation.severity is Severity.ERROR for violation in broken):
         raise ContractError("the contract does not hold:\n" + "\n".join(f"  {v}" for v in broken))
+    _check_snapshot_size(config)
     weights = integer_weights(source.weight for source in config.sources.values())
     settings = tuple(
         _setting(source_name, source, weight, config, base)
@@ -124,7 +125,8 @@ def _contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokeni
     }
     missing = [name for name, value in required.items() if value is None]
     if missing:
-        raise ConfigError(f"contract.{missing[0]} is required" + ("" if tokenizer else ", as no tokenizer is named"))
+        fields = ", ".join(f"contract.{name}" for name in missing)
+        raise ConfigError(f"{fields}: required" + ("" if tokenizer else " (a tokenizer would give vocab_size)"))
     return resolve(declared, layout, **{name: value for name, value in required.items() if value is not None})
 
 
@@ -135,6 +137,16 @@ def _template(source: SourceConfig, name: str, base: Path) -> str | None:
         return (base / source.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"sources.{name}.chat_template={source.chat_template!r} cannot be read: {error}") from error
+
+
+def _check_snapshot_size(config: ServeConfig) -> None:
+    """Refuse what could not be resumed: a snapshot travels to every reader with each step."""
+    open_shards = sum(source.open_shards for source in config.sources.values())
+    if snapshot_bound(len(config.sources), open_shards) > SNAPSHOT_LIMIT_BYTES:
+        raise ConfigError(
+            f"{len(config.sources)} sources with {open_shards} open shards in all need snapshots of more than "
+            f"{SNAPSHOT_LIMIT_BYTES >> 10} KiB; lower open_shards"
+        )
 
 
 def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourceSetting:
@@ -180,7 +192,7 @@ def _slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
         compressed = [shard.name for shard in setting.shards if shard.name.endswith((".gz", ".tgz"))]
         if compressed:
             yield (
-                f"{len(compressed)} shards of source {setting.plan.name!r} are compressed as a whole ({compressed[0]!r} …): "
+                f"source {setting.plan.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
                 "each block reads them from their start again; decompress them, or compress their members instead"
             )
 
@@ -188,7 +200,9 @@ def _slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:
     """The loading engine of a configuration."""
     make_loader = partial(_make_load, dict(plan.decoding))
-    return ProcessEngine(config.loading.workers, make_loader) if config.loading.workers else InlineEngine(make_loader())
+    # Built here too: a template that does not compile is told better than by a worker that cannot start.
+    load = make_loader()
+    return ProcessEngine(config.loading.workers, make_loader) if config.loading.workers else InlineEngine(load)
 
 
 def _make_load(specs: Mapping[str, DecodingSpec]) -> Load:
@@ -270,11 +284,17 @@ class Pipeline:
 
         Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
         """
-        self._fresh()
         if snapshot is None:
+            self._fresh()
             self.step = 0
             self._stream.restart()
             return
         decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
+        if decoded.cut_length != self.plan.contract.seq_length:
+            raise ContractError(
+                f"snapshot: its samples were cut at seq_length={decoded.cut_length}, this stream cuts at "
+                f"{self.plan.contract.seq_length}; resume with the seq_length of the checkpoint"
+            )
+        self._fresh()
         self.step = decoded.step
         self._take_in(self._stream.resume(decoded.place))

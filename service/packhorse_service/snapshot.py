@@ -18,14 +18,17 @@ import numpy as np
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.payload import bits, from_bits
 from packhorse_service.identity import StreamIdentity
-from packhorse_service.mixing import Order, SourceOrder
+from packhorse_service.mixing import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
 from packhorse_service.stream import StreamPlace
 
-__all__ = ["SNAPSHOT_LIMIT_BYTES", "decode_snapshot", "encode_snapshot"]
+__all__ = ["SNAPSHOT_LIMIT_BYTES", "decode_snapshot", "encode_snapshot", "snapshot_bound"]
 
 SNAPSHOT_LIMIT_BYTES = 64 << 10
 MAGIC = b"PHSNAP"
 VERSION = 1
+STEP_LIMIT = 1 << 62  # as on the wire
+IDENTITY_BYTES = 64
+BITS_BYTES = 8 << 10  # 65,536 samples drawn since the oldest pending one
 HEAD = struct.Struct("<6sHQIHI")
 
 
@@ -35,10 +38,21 @@ class StreamSnapshot(NamedTuple):
     place: StreamPlace
 
 
+def snapshot_bound(sources: int, open_shards: int) -> int:
+    """Bytes that a snapshot may need: of the order, and of the bits of a lookahead that is very large."""
+    return HEAD.size + IDENTITY_BYTES + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + BITS_BYTES
+
+
 def encode_snapshot(step: int, cut_length: int, identity: StreamIdentity, place: StreamPlace) -> bytes:
     """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
     head = HEAD.pack(MAGIC, VERSION, step, cut_length, len(place.order.sources), len(place.packed))
-    return b"".join((head, identity.packed_order(), place.order.encode(), bits(place.packed).tobytes()))
+    data = b"".join((head, identity.packed_order(), place.order.encode(), bits(place.packed).tobytes()))
+    if len(data) > SNAPSHOT_LIMIT_BYTES:
+        raise ContractError(
+            f"snapshot: {len(place.packed)} samples were drawn since the oldest pending one, which needs {len(data)} "
+            f"bytes of at most {SNAPSHOT_LIMIT_BYTES}; lower packing.lookahead"
+        )
+    return data
 
 
 def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> StreamSnapshot:
@@ -49,8 +63,8 @@ def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> Stre
     if len(data) > SNAPSHOT_LIMIT_BYTES or len(data) < HEAD.size:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {HEAD.size} … {SNAPSHOT_LIMIT_BYTES}")
     magic, version, step, cut_length, sources, pieces = HEAD.unpack_from(data)
-    if magic != MAGIC or version != VERSION:
-        raise ProtocolError(f"snapshot: not one of version {VERSION}")
+    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT:
+        raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
     rest = memoryview(data)[HEAD.size :]
     parts, rest = rest[: len(identity.packed_order())], rest[len(identity.packed_order()) :]
     differing = identity.differing(bytes(parts))

@@ -19,10 +19,13 @@ import numpy.typing as npt
 from packhorse.errors import ProtocolError, SourceError
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, Order, SourceOrder, SourcePlan
+from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
 __all__ = ["OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
+
+
+COMPRESSION_LIMIT = 1100  # what deflate can reach
 
 
 class OverLength(StrEnum):
@@ -50,7 +53,10 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class SourceCounts:
-    """What one source gave since this server started. Tokens are ids."""
+    """What one source gave since this server started, what was drawn again for a resume included.
+
+    ``tokens`` are ids; ``lost_tokens`` are targets.
+    """
 
     samples: int = 0
     tokens: int = 0
@@ -156,8 +162,11 @@ class SampleStream:
         return pieces
 
     def _block_of(self, source: int) -> _Reading:
-        """The block that the source's current shard stands in, loading the one behind it meanwhile."""
-        at = self._head.sources[source].current
+        """The block that the source's next sample is in."""
+        return self._block_at(source, self._head.sources[source].current)
+
+    def _block_at(self, source: int, at: OpenShard) -> _Reading:
+        """The block that an open shard stands in, loading the one behind it meanwhile."""
         reading = self._reading.get((source, at.shard))
         if reading is None:
             request = self._request(source, at.shard, at.offset, at.first_sample)
@@ -265,18 +274,37 @@ class SampleStream:
 
     def resume(self, place: StreamPlace) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order."""
+        self._check_offsets(place.order)
         self._begin(place.order.clone())
-        pieces: list[Piece] = []
-        while len(pieces) < len(place.packed):
-            drawn = self.draw()
-            if drawn is None:
-                break
-            pieces += drawn
+        try:
+            pieces = self._draw_again(len(place.packed))
+        except SourceError as error:
+            raise ProtocolError(f"snapshot: the data it points to is not there: {error}") from error
         if len(pieces) != len(place.packed):
             raise ProtocolError("snapshot: the samples drawn since it are not those of our data; the shards differ")
         packed = place.packed.tolist()
         self.settle(piece.number for piece in pieces if packed[piece.number])
         return [piece for piece in pieces if not packed[piece.number]]
+
+    def _check_offsets(self, order: Order) -> None:
+        for setting, source in zip(self._settings, order.sources, strict=True):
+            for at in source.open:
+                shard = setting.shards[at.shard]
+                # Only a compressed shard can be longer than its file.
+                if at.offset > shard.size * COMPRESSION_LIMIT:
+                    raise ProtocolError(f"snapshot: shard {shard.name!r} has no block at byte {at.offset}")
+
+    def _draw_again(self, count: int) -> list[Piece]:
+        """About as many pieces as were drawn; every open shard must hold what the snapshot says of it."""
+        for source, order in enumerate(self._head.sources):
+            for at in order.open:
+                shard = self._settings[source].shards[at.shard]
+                if at.index >= self._block_at(source, at).block.count:
+                    raise SourceError(f"shard {shard.name!r} has no sample {at.index} in the block at {at.offset}")
+        pieces: list[Piece] = []
+        while len(pieces) < count and (drawn := self.draw()) is not None:
+            pieces += drawn
+        return pieces
 
 
 def _overlap(block: TokenBlock) -> int:

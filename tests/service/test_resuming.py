@@ -108,8 +108,6 @@ def test_a_snapshot_goes_on_at_another_data_parallel_size_with_the_same_rows(
 
 ANOTHER_SHAPE: dict[str, dict[str, Any]] = {
     "segment_multiple": {"contract": {"segment_multiple": 4}},
-    "seq_length, longer": {"contract": {"seq_length": 128}},
-    "seq_length, shorter": {"contract": {"seq_length": 32}},
     "global_batch_size": {"contract": {"global_batch_size": 8}},
     "lookahead": {"packing": {"lookahead": 30}},
     "max_segments": {"packing": {"max_segments": 2}},
@@ -126,6 +124,15 @@ def test_a_snapshot_goes_on_in_another_shape_with_every_target_once(tmp_path: Pa
     for step in whole[:: len(whole) // 6]:
         before = delivered_pairs(whole[: step.step + 1], old)
         assert before + delivered_pairs(run_plan(new, step.snapshot), new) == pairs
+
+
+@pytest.mark.parametrize("seq_length", [32, 128])
+def test_a_snapshot_whose_samples_were_cut_at_another_length_is_refused(tmp_path: Path, seq_length: int) -> None:
+    sources = over_long_source(tmp_path)
+    snapshot = run_plan(make_plan(tmp_path, sources), limit=2)[-1].snapshot
+    other = make_plan(tmp_path, sources, contract={"seq_length": seq_length})
+    with pytest.raises(ContractError, match=rf"cut at seq_length=64, this stream cuts at {seq_length}"):
+        Pipeline(other, inline_engine(other)).restore(snapshot)
 
 
 @pytest.mark.parametrize(
