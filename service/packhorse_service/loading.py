@@ -8,7 +8,9 @@ for here, never from when they arrive.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -60,7 +62,16 @@ class _WorkerState:
 def _start_worker(make_load: Callable[[], Load]) -> None:
     # Ctrl-C reaches the whole process group; only the server decides when loading stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_the_server, daemon=True).start()
     _WorkerState.load = make_load()
+
+
+def _leave_with_the_server() -> None:
+    """A server that is killed cannot close its pool: its workers would wait for work for ever."""
+    server = multiprocessing.parent_process()
+    if server is not None:
+        server.join()
+        os._exit(1)
 
 
 def _load_in_worker(request: BlockRequest) -> TokenBlock:

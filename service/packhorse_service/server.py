@@ -66,8 +66,17 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRestored:
+    round: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     message: str
+
+
+Result = Made | Restored | NotRestored | Failed
 
 
 class Producer(threading.Thread):
@@ -76,13 +85,13 @@ class Producer(threading.Thread):
     def __init__(self, pipeline: Pipeline, bell: socket.socket) -> None:
         super().__init__(name="packhorse-producer", daemon=True)
         self.requests: queue.SimpleQueue[Make | Restore | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[Made | Restored | Failed] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._pipeline = pipeline
         self._bell = bell
 
     def run(self) -> None:
         while (request := self.requests.get()) is not None:
-            result: Made | Restored | Failed
+            result: Result
             try:
                 result = self._carry_out(request)
             except PackhorseError as error:
@@ -94,12 +103,15 @@ class Producer(threading.Thread):
             with contextlib.suppress(OSError):  # the loop has stopped listening
                 self._bell.send(b"\0")
 
-    def _carry_out(self, request: Make | Restore) -> Made | Restored:
+    def _carry_out(self, request: Make | Restore) -> Result:
         match request:
             case Make(round_, _):
                 return Made(round_, self._pipeline.next_step())
             case Restore(round_, snapshot):
-                self._pipeline.restore(snapshot)
+                try:
+                    self._pipeline.restore(snapshot)
+                except (ContractError, ProtocolError) as error:
+                    return NotRestored(round_, str(error))
                 return Restored(round_)
 
 
@@ -254,6 +266,8 @@ class Server:
                     self._carry_out(self._session.made(round_, step, now))
                 case Restored(round_):
                     self._carry_out(self._session.restored(round_, now))
+                case NotRestored(round_, message):
+                    self._carry_out(self._session.not_restored(round_, message, now))
                 case Failed(message):
                     self._carry_out(self._session.fail(message))
 

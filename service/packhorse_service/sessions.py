@@ -133,6 +133,17 @@ class StreamSession:
         """The stream stands where ``Restore`` asked."""
         return self._welcome_all(now) if round_ == self._round else []
 
+    def not_restored(self, round_: int, message: str, now: float) -> list[Effect]:
+        """The snapshot is not one of this stream: its readers are refused, the server waits for others."""
+        if round_ != self._round:
+            return []
+        told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
+        self.roster, self.attempt = Roster(), NO_ATTEMPT
+        self.meeting.clear()
+        self.supply.lose()
+        self._enter(Phase.FORMING, now)
+        return told
+
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
@@ -290,9 +301,6 @@ class StreamSession:
             reader.left = True
         return []
 
-    def _ignore(self, _peer: bytes, _message: Message, _extra: Frames, _now: float) -> list[Effect]:
-        return []
-
     # Delivering --------------------------------------------------------------------------------------
 
     @property
@@ -388,5 +396,5 @@ TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     (Phase.RESTORING, Snapshot): StreamSession._snapshot,
     (Phase.WELCOMING, Ack): StreamSession._answer,
     (Phase.RUNNING, Ack): StreamSession._ack,
-    (Phase.ENDED, Ack): StreamSession._ignore,
+    (Phase.ENDED, Ack): lambda session, peer, message, _extra, now: [],
 }

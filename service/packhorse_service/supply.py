@@ -13,6 +13,9 @@ from packhorse_service.framing import FramedStep
 __all__ = ["Supply"]
 
 
+NOWHERE = -1
+
+
 @dataclass(slots=True)
 class Supply:
     steps_ahead: int
@@ -24,6 +27,10 @@ class Supply:
     def holds(self, step: int) -> bool:
         """Whether the stream can go on from ``step`` without being made again."""
         return step in self.steps or step in (self.next_step, self.end)
+
+    def lose(self) -> None:
+        """Nobody knows where the pipeline stands: whoever comes next has it restored."""
+        self.reset(NOWHERE)
 
     def reset(self, step: int) -> None:
         """The stream is made again from ``step`` on."""
@@ -37,7 +44,12 @@ class Supply:
 
     def ask(self, lowest: int) -> int | None:
         """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
-        if self.making or self.end is not None or self.next_step >= lowest + self.steps_ahead:
+        if (
+            self.next_step == NOWHERE
+            or self.making
+            or self.end is not None
+            or self.next_step >= lowest + self.steps_ahead
+        ):
             return None
         self.making = True
         return self.next_step

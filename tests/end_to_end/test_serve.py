@@ -144,7 +144,7 @@ def test_a_reader_learns_who_is_missing(token_shards: Path) -> None:
     assert "rank 1 (dp1·cp0·tp0·pp0) waited 3 s (start_timeout)" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_server_within_5_seconds_and_leaves_no_process(
     token_shards: Path, number: signal.Signals
 ) -> None:

@@ -88,9 +88,15 @@ class Server:
             case Make(round_, _):
                 network.server_effects(self.session.made(round_, self.stream.next_step(), network.now))
             case Restore(round_, snapshot):
-                self.stream.restore(snapshot)
-                network.server_effects(self.session.restored(round_, network.now))
+                network.server_effects(self._restored(round_, snapshot, network.now))
         return True
+
+    def _restored(self, round_: int, snapshot: bytes | None, now: float) -> list[Effect]:
+        try:
+            self.stream.restore(snapshot)
+        except struct.error:
+            return self.session.not_restored(round_, "not a snapshot of this stream", now)
+        return self.session.restored(round_, now)
 
 
 @dataclass

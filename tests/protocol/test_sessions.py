@@ -334,3 +334,17 @@ def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
     for client in network.clients.values():
         assert isinstance(client.error, ServerFailed)
         assert "the shard is broken" in str(client.error)
+
+
+def test_a_snapshot_of_another_stream_refuses_its_readers_and_the_server_serves_the_next() -> None:
+    network = Network()
+    for client in network.clients.values():
+        client.session.start = client.session.position = client.session.expected = Position(3, 0)
+        client.session.snapshots = {3: b"foreign"}
+    network.settle()
+    for at, client in list(network.clients.items()):
+        assert isinstance(client.error, ServerFailed)
+        assert "not a snapshot of this stream" in str(client.error)
+        network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)

@@ -1,0 +1,150 @@
+"""Start, watch and stop the demo's processes, so that none is left whatever happens.
+
+Each child leads a process group of its own: a Ctrl-C reaches only the demo, which then ends its children
+in order, and a child's own children are found by the group. Everything goes by process id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from packhorse.errors import PackhorseError
+
+__all__ = ["Child", "ChildFailed", "Children", "stop_signals"]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_S = 0.05
+GRACE_S = 3.0  # between asking a child to end and killing it
+LOG_TAIL = 12  # lines shown of a child that failed
+
+
+class ChildFailed(PackhorseError):
+    """A child ended with an error; the message ends with what it logged last."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A running process. All it writes goes to ``log``."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    _ended: bool = field(default=False, init=False)
+
+    def ended(self) -> bool:
+        """Whether it has ended. What is left of its group is killed at that moment: later, the group's number may
+        belong to somebody else."""
+        if not self._ended and self.process.poll() is not None:
+            self._ended = True
+            self.signal(signal.SIGKILL)
+        return self._ended
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group."""
+        with suppress(ProcessLookupError):  # nobody is left in it
+            os.killpg(self.process.pid, number)
+
+    def failure(self) -> str:
+        """What to say of a child that failed."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL:]
+        return f"{self.name} ended with {_status(self.process.returncode)}; {self.log} ends:\n" + "\n".join(lines)
+
+
+class Children:
+    """The children of one ``with`` block; at its end they are stopped."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
+        """Start ``command`` with ``environment`` added to this process's own."""
+        log = self._logs / f"{name}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children.append(Child(name, log, process))
+        return self._children[-1]
+
+    def start_ranks(
+        self, command: Sequence[str], ranks: int, environment: Mapping[str, str] | None = None
+    ) -> list[Child]:
+        """Start ``command`` once for each rank, with the variables that torchrun sets."""
+        job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}  # nothing leaves the machine
+        shared = {**(environment or {}), **job, **loopback}
+        return [self.start(f"rank-{rank}", command, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
+
+    def all_ended(self) -> bool:
+        """Whether every child has ended well. Raises ``ChildFailed`` as soon as one has not."""
+        ended = [child for child in self._children if child.ended()]
+        failed = [child.failure() for child in ended if child.process.returncode != 0]
+        if failed:
+            raise ChildFailed("\n\n".join(failed))
+        return len(ended) == len(self._children)
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Ask every child to end, wait, then kill."""
+        deadline = time.monotonic() + grace_s
+        for child in self._children:
+            if not child.ended():
+                child.signal(signal.SIGTERM)
+        while time.monotonic() < deadline and not all(child.ended() for child in self._children):
+            time.sleep(POLL_S)
+        for child in self._children:
+            if not child.ended():
+                child.signal(signal.SIGKILL)
+                child.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM and a closed terminal set.
+
+    An exception out of a signal handler could strike between a child's start and its entry in the list.
+    """
+    asked = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    previous = {number: signal.signal(number, ask) for number in STOP_SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _status(returncode: int) -> str:
+    return f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {returncode}"

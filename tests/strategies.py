@@ -1,0 +1,289 @@
+"""Hypothesis strategies that several tests share: layouts, contracts that hold, and rows of random samples.
+
+A row is laid out twice: here in plain Python lists, slot by slot from the words of the design, and by the
+code under test. The lists are the oracle.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, permutations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import (
+    BatchContract,
+    LossReduction,
+    Objective,
+    Packing,
+    Remainder,
+    ResolvedContract,
+    TailPadding,
+)
+from packhorse.layout import ParallelLayout
+from packhorse.microbatch import ORIGIN, MicroBatch
+from packhorse.row import Row, SampleKey
+from packhorse.views import view_arrays, view_microbatch
+from packhorse.wire import Batch, BatchBody, decode, encode
+
+__all__ = [
+    "ATTEMPT",
+    "RowCase",
+    "Sample",
+    "Slots",
+    "body_and_payload",
+    "declared_contracts",
+    "deliver",
+    "lay_out",
+    "layouts",
+    "resolved_contracts",
+    "row_cases",
+    "row_of",
+    "unit_of",
+]
+
+ATTEMPT = b"attempt!"
+ORDERS = ["-".join(axes) for axes in permutations(("tp", "cp", "dp", "pp"))]
+STEP_TOKENS, STEP_LOSS_TOKENS = 5000, 4000  # of a step that the row is one micro-batch of
+
+
+def layouts(max_degree: int = 4, context: Sequence[int] = (1, 2, 3, 4)) -> st.SearchStrategy[ParallelLayout]:
+    """Layouts of every order, with and without sequence parallelism."""
+    degrees = st.integers(1, max_degree)
+    return st.builds(
+        ParallelLayout,
+        data=degrees,
+        context=st.sampled_from(context),
+        tensor=degrees,
+        pipeline=degrees,
+        sequence_parallel=st.booleans(),
+        order=st.sampled_from(ORDERS),
+    )
+
+
+def unit_of(partition: Partition, context: int) -> int:
+    """What each segment's length is a multiple of: 2·CP, or CP for contiguous slices; nothing at CP 1."""
+    if context == 1:
+        return 1
+    return context if partition is Partition.CONTIGUOUS else 2 * context
+
+
+@st.composite
+def resolved_contracts(draw: st.DrawFn, layout: ParallelLayout) -> ResolvedContract:
+    """Contracts that break no rule on ``layout``, and draw no warning."""
+    partition = draw(st.sampled_from(Partition))
+    segment_multiple = unit_of(partition, layout.context) * draw(st.integers(1, 3))
+    pack_multiple = draw(st.sampled_from((1, 2, 3, 8)))
+    objective = draw(st.sampled_from(Objective))
+    reductions = [r for r in LossReduction if objective is Objective.PRETRAIN or r is not LossReduction.MEAN]
+    vocab_size = draw(st.sampled_from((50, 65_535, 65_536, 65_537, 200_000)))
+    return ResolvedContract(
+        seq_length=math.lcm(segment_multiple, pack_multiple) * draw(st.integers(1, 5)),
+        micro_batch_size=1,
+        global_batch_size=layout.data * draw(st.integers(1, 4)),
+        packing=Packing.ONLINE,
+        partition=partition,
+        segment_multiple=segment_multiple,
+        pack_multiple=pack_multiple,
+        pad_to_max_length=draw(st.booleans()),
+        tail_padding=draw(st.sampled_from(TailPadding)),
+        objective=objective,
+        loss_reduction=draw(st.sampled_from(reductions)),
+        remainder=draw(st.sampled_from(Remainder)),
+        vocab_size=vocab_size,
+        pad_id=draw(st.sampled_from((0, 1, vocab_size - 1))),
+        ignore_index=draw(st.sampled_from((-100, -1))),
+    )
+
+
+def declared_contracts() -> st.SearchStrategy[BatchContract]:
+    """Declarations with any fields left out; they need not hold."""
+    sizes = st.none() | st.integers(1, 1 << 40)
+    numbers = st.none() | st.integers(-(1 << 40), 1 << 40)
+    return st.builds(
+        BatchContract,
+        seq_length=sizes,
+        micro_batch_size=sizes,
+        global_batch_size=sizes,
+        packing=st.none() | st.sampled_from(Packing),
+        partition=st.none() | st.sampled_from(Partition),
+        segment_multiple=sizes,
+        pack_multiple=sizes,
+        pad_to_max_length=st.none() | st.booleans(),
+        tail_padding=st.none() | st.sampled_from(TailPadding),
+        objective=st.none() | st.sampled_from(Objective),
+        loss_reduction=st.none() | st.sampled_from(LossReduction),
+        remainder=st.none() | st.sampled_from(Remainder),
+        vocab_size=sizes,
+        pad_id=numbers,
+        ignore_index=numbers,
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a segment holds, one entry a slot: token, the id it predicts, whether that is trained on."""
+
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]
+    mask: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A whole row as plain lists."""
+
+    tokens: list[int]
+    labels: list[int]
+    mask: list[int]
+    positions: list[int]
+    real: list[bool]
+    cu_seqlens: list[int]
+    cu_seqlens_padded: list[int]
+
+    @property
+    def segment_of(self) -> list[int]:
+        """The number of the physical segment that each slot lies in."""
+        lengths = [b - a for a, b in zip(self.cu_seqlens_padded, self.cu_seqlens_padded[1:], strict=False)]
+        return [segment for segment, length in enumerate(lengths) for _ in range(length)]
+
+
+@dataclass(frozen=True)
+class RowCase:
+    """One row, what it was made of, and the stream it belongs to."""
+
+    layout: ParallelLayout
+    contract: ResolvedContract
+    samples: tuple[Sample, ...]
+    own_labels: bool
+    slots: Slots
+    row: Row
+
+    def as_filler(self) -> RowCase:
+        """The same row with nothing to train on."""
+        width = len(self.slots.tokens)
+        slots = replace(self.slots, labels=[self.contract.ignore_index] * width, mask=[0] * width)
+        return replace(self, slots=slots, row=self.row.as_filler())
+
+
+def lay_out(samples: Sequence[Sample], contract: ResolvedContract) -> Slots:
+    """Each sample behind the other, padded to ``segment_multiple``; then the tail of the row."""
+    tokens: list[int] = []
+    labels: list[int] = []
+    mask: list[int] = []
+    positions: list[int] = []
+    real: list[bool] = []
+
+    def pad(count: int, first_position: int) -> None:
+        tokens.extend([contract.pad_id] * count)
+        labels.extend([contract.ignore_index] * count)
+        mask.extend([0] * count)
+        positions.extend(range(first_position, first_position + count))
+        real.extend([False] * count)
+
+    physical = [0]
+    for sample in samples:
+        length = len(sample.tokens)
+        tokens += sample.tokens
+        labels += sample.targets
+        mask += sample.mask
+        positions += range(length)
+        real += [True] * length
+        pad(-length % contract.segment_multiple, length)
+        physical.append(len(tokens))
+    logical = list(accumulate((len(sample.tokens) for sample in samples), initial=0))
+    width = contract.seq_length if contract.pad_to_max_length else len(tokens) + -len(tokens) % contract.row_multiple
+    tail = width - len(tokens)
+    if tail and contract.tail_padding is TailPadding.OWN_SEGMENT:
+        pad(tail, 0)
+        logical.append(logical[-1])
+        physical.append(width)
+    elif tail:
+        pad(tail, physical[-1] - physical[-2])
+        physical[-1] = width
+    return Slots(tokens, labels, mask, positions, real, logical, physical)
+
+
+def row_of(
+    slots: Slots, samples: Sequence[Sample], *, own_labels: bool, keys: tuple[SampleKey, ...] = (), rubbish: int = 7
+) -> Row:
+    """The row as a server holds it. Labels on padding are ``rubbish``: nobody may rely on them."""
+    labels = None
+    if own_labels:
+        given = [label if is_real else rubbish for label, is_real in zip(slots.labels, slots.real, strict=True)]
+        labels = np.array(given, np.uint32)
+    return Row(
+        tokens=np.array(slots.tokens, np.uint32),
+        last_targets=np.array([sample.targets[-1] for sample in samples], np.uint32),
+        loss_mask=np.array(slots.mask, np.uint8),
+        cu_seqlens=np.array(slots.cu_seqlens, np.int32),
+        cu_seqlens_padded=np.array(slots.cu_seqlens_padded, np.int32),
+        labels=labels,
+        keys=keys,
+    )
+
+
+def _random_sample(source: random.Random, slots: int, vocab_size: int, *, own_labels: bool) -> Sample:
+    ids = [source.randrange(vocab_size) for _ in range(slots + 1)]
+    targets = [source.randrange(vocab_size) for _ in range(slots)] if own_labels else ids[1:]
+    supervised = source.choice((0.0, 0.5, 1.0))
+    return Sample(tuple(ids[:-1]), tuple(targets), tuple(int(source.random() < supervised) for _ in range(slots)))
+
+
+@st.composite
+def row_cases(draw: st.DrawFn, context: Sequence[int] = (1, 2, 4)) -> RowCase:
+    """Rows of one to many samples, on any layout and under any contract that holds."""
+    layout = draw(layouts(max_degree=2, context=context))
+    contract = draw(resolved_contracts(layout))
+    source = random.Random(draw(st.integers(0, 1 << 32)))
+    own_labels = draw(st.booleans())
+    samples: list[Sample] = []
+    room = contract.seq_length
+    for wish in draw(st.lists(st.integers(1, 20), min_size=1, max_size=8)):
+        slots = min(wish, room)
+        if slots == 0:
+            break
+        samples.append(_random_sample(source, slots, contract.vocab_size, own_labels=own_labels))
+        room -= slots + -slots % contract.segment_multiple
+    keys = tuple(("books", f"shard-{i}.tar", f"déjà/{i}") for i in range(len(samples)))
+    laid_out = lay_out(samples, contract)
+    row = row_of(laid_out, samples, own_labels=own_labels, keys=keys, rubbish=draw(st.sampled_from((0, 7, 1 << 31))))
+    return RowCase(layout, contract, tuple(samples), own_labels, laid_out, row)
+
+
+def body_and_payload(
+    case: RowCase, context_rank: int, *, step: int = 3, index: int = 0, with_keys: bool = False
+) -> tuple[BatchBody, bytearray]:
+    """What a server says of one rank's view of the row."""
+    row = case.row
+    table, payload, width = view_arrays(row, case.contract, case.layout, context_rank, with_keys=with_keys)
+    body = BatchBody(
+        step=step,
+        index=index,
+        num_tokens=row.num_tokens,
+        num_loss_tokens=row.num_loss_tokens,
+        step_tokens=STEP_TOKENS,
+        step_loss_tokens=STEP_LOSS_TOKENS,
+        max_seqlen=int(np.diff(row.cu_seqlens_padded).max()),
+        slots=width,
+        filler=row.filler,
+        row_digest=row.digest(step, index),
+        arrays=table,
+    )
+    return body, payload
+
+
+def deliver(
+    case: RowCase, context_rank: int = 0, *, step: int = 3, index: int = 0, with_keys: bool = False
+) -> MicroBatch:
+    """The row as one context-parallel rank gets it, through the bytes of the wire."""
+    body, payload = body_and_payload(case, context_rank, step=step, index=index, with_keys=with_keys)
+    sent = encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body))
+    message, extra = decode([sent, payload])
+    assert isinstance(message, Batch)
+    return view_microbatch(message.body, memoryview(extra[0]), case.contract, case.layout, context_rank)
