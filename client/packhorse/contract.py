@@ -97,6 +97,10 @@ class BatchContract:
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
                 raise ConfigError(f"contract.{name}={size!r} must be an integer of at least 1")
+        for name, kind in SCALARS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise ConfigError(f"contract.{name}={value!r} must be {WORDS[kind]}")
 
     def digest(self, layout: ParallelLayout) -> bytes:
         """16 bytes that are equal when two readers declare the same contract and layout."""
@@ -106,6 +110,8 @@ class BatchContract:
 
 
 SIZES = ("seq_length", "micro_batch_size", "global_batch_size", "segment_multiple", "pack_multiple", "vocab_size")
+SCALARS: dict[str, type] = {"pad_id": int, "ignore_index": int, "pad_to_max_length": bool}
+WORDS: dict[type, str] = {int: "an integer", bool: "true or false"}
 ENUMS: dict[str, type[StrEnum]] = {
     "packing": Packing,
     "partition": Partition,

@@ -38,7 +38,7 @@ def find_place(
         return Place(rank, layout.world_size if world_size is None else world_size, "arguments")
     found = next(_surroundings(environ), None)
     if found is not None:
-        return found
+        return found if world_size is None else found._replace(world_size=world_size)
     if layout.world_size == 1:
         return Place(0, 1, "the layout")
     names = ", ".join(f"{rank_name} ({who})" for who, rank_name, _ in VARIABLES)

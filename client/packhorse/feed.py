@@ -15,32 +15,21 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from packhorse.arrays import Arrays, finisher
 from packhorse.contract import BatchContract
 from packhorse.environment import find_place
 from packhorse.errors import ConfigError, PackhorseError, ProtocolError, StallTimeout, StartTimeout, TransportError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch
-from packhorse.session import (
-    ClientSession,
-    Deliver,
-    Effect,
-    Fail,
-    Finish,
-    Forget,
-    Identity,
-    Reconnect,
-    Send,
-    State,
-)
+from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send, State
+from packhorse.stats import FeedStats
 from packhorse.views import view_microbatch
 from packhorse.wire import decode, encode
 
@@ -56,15 +45,6 @@ FATAL_EVENTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server refused this client's key",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the server speaks another security mechanism (CURVE on one side only?)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStats:
-    """What one rank has taken and waited for. Times are seconds."""
-
-    micro_batches: int
-    wait_seconds: float
-    waits: dict[str, float]  # what the server said it was waiting for -> seconds the loop waited meanwhile
 
 
 class Feed(Iterator[MicroBatch]):
@@ -94,7 +74,7 @@ class Feed(Iterator[MicroBatch]):
         window: int = 4,
         start_timeout: float = 540.0,
         stall_timeout: float = 540.0,
-        arrays: Literal["torch", "numpy"] = "torch",
+        arrays: Arrays = "torch",
     ) -> None:
         layout = layout or ParallelLayout()
         place = find_place(layout, rank, world_size)
@@ -185,9 +165,9 @@ class Feed(Iterator[MicroBatch]):
         session = self._connection.session
         starting = session.state in (State.IDLE, State.GREETING) and not session.attempt
         limit, error = (self._start_timeout, StartTimeout) if starting else (self._stall_timeout, StallTimeout)
+        name = "start_timeout" if starting else "stall_timeout"
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
-            name = "start_timeout" if starting else "stall_timeout"
             raise error(
                 f"rank {self.rank} ({self.coordinates}) waited {limit:g} s ({name}) at {session.position} for "
                 f"{self.endpoint}: {self._connection.describe()}"
@@ -203,7 +183,7 @@ def _shut(connection: _Connection, thread: threading.Thread) -> None:
 class _Connection:
     """The socket's owner thread and what it shares with the loop, under one condition."""
 
-    def __init__(self, endpoint: str, session: ClientSession, arrays: Literal["torch", "numpy"]) -> None:
+    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays) -> None:
         self.endpoint = endpoint
         self.session = session
         self.changed = threading.Condition()
@@ -216,7 +196,7 @@ class _Connection:
         self._connected = False
         self._stopping = False
         self._last_failure = "nobody has answered there yet"
-        self._finish = _finisher(arrays)
+        self._finish = finisher(arrays)
         self._bell, self._ear = socket.socketpair()  # wakes the thread from the loop
         self._bell.setblocking(False)
         self._context = zmq.Context()
@@ -345,9 +325,8 @@ class _Connection:
                 with self.changed:
                     effects = self.session.connected()
                 self._carry_out(effects)
-            elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED):
-                if kind == zmq.EVENT_DISCONNECTED:
-                    self._last_failure = "the connection was closed"
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._last_failure = "the connection was closed"
                 self._connected = False
 
     def _read(self) -> None:
@@ -411,16 +390,3 @@ class _Connection:
             if self.error is None:
                 self.error = error
             self.changed.notify_all()
-
-
-def _finisher(arrays: Literal["torch", "numpy"]) -> Callable[[MicroBatch], MicroBatch]:
-    """What turns rebuilt numpy arrays into what the loop asked for."""
-    if arrays == "numpy":
-        return lambda micro_batch: micro_batch
-    try:
-        from packhorse.torch_adapter import pinning_helps, to_torch
-    except ImportError as error:
-        raise ConfigError(
-            "arrays='torch' needs torch: pip install 'packhorse[torch]', or pass arrays='numpy'"
-        ) from error
-    return partial(to_torch, pin=pinning_helps())

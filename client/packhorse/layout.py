@@ -55,6 +55,8 @@ class ParallelLayout:
             size = getattr(self, axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ConfigError(f"layout.{axis}={size!r} must be an integer of at least 1")
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError(f"layout.sequence_parallel={self.sequence_parallel!r} must be true or false")
         if sorted(self.order.split("-")) != sorted(SHORT.values()):
             raise ConfigError(
                 f"layout.order={self.order!r} must name each of {', '.join(SHORT.values())} once, "

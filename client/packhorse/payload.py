@@ -62,8 +62,10 @@ def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str,
     end = 0
     for entry in entries:
         dtype = DTYPES.get(entry.dtype)
-        if dtype is None or entry.name in arrays or entry.offset != _aligned(end):
-            raise ProtocolError(f"payload table: {entry} has an unknown dtype, a name used twice or a wrong offset")
+        if dtype is None or entry.name in arrays or entry.length < 0 or entry.offset != _aligned(end):
+            raise ProtocolError(
+                f"payload table: {entry} has an unknown dtype, a name used twice, a negative length or a wrong offset"
+            )
         end = entry.offset + entry.length * dtype.itemsize
         if end > len(buffer):
             raise ProtocolError(f"payload table: {entry} reaches beyond the payload of {len(buffer)} bytes")

@@ -67,6 +67,12 @@ class Rule:
             yield Violation(rule=self.id, severity=self.severity, field=field, want=want, got=got, remedy=remedy)
 
 
+def _near(value: int, unit: int) -> str:
+    """A remedy: the multiples of ``unit`` around ``value``."""
+    below = value // unit * unit
+    return f"use {below} or {below + unit}" if below else f"use {unit}"
+
+
 def mbs_online(case: Case) -> Iterator[Finding]:
     """Rows packed online are micro-batches of one: micro_batch_size == 1."""
     mbs, contract = case.contract.micro_batch_size, case.contract
@@ -84,12 +90,11 @@ def cp_length(case: Case) -> Iterator[Finding]:
     """With CP > 1 seq_length divides by 2·CP (zigzag and whole rows) or CP (contiguous)."""
     unit = case.contract.partition.granularity(case.layout.context)
     if case.contract.seq_length % unit:
-        below = case.contract.seq_length // unit * unit
         yield (
             "seq_length",
             f"a multiple of {unit}",
             str(case.contract.seq_length),
-            f"use {max(below, unit)} or {below + unit}",
+            _near(case.contract.seq_length, unit),
         )
 
 
@@ -109,12 +114,11 @@ def pack_align(case: Case) -> Iterator[Finding]:
     """seq_length divides by lcm(segment_multiple, pack_multiple)."""
     unit = case.contract.row_multiple
     if case.contract.seq_length % unit:
-        below = case.contract.seq_length // unit * unit
         yield (
             "seq_length",
             f"a multiple of {unit} = lcm(segment_multiple, pack_multiple)",
             str(case.contract.seq_length),
-            f"use {max(below, unit)} or {below + unit}",
+            _near(case.contract.seq_length, unit),
         )
 
 
@@ -122,12 +126,11 @@ def gbs_divides(case: Case) -> Iterator[Finding]:
     """global_batch_size divides by micro_batch_size · DP, with at least one micro-batch."""
     share = case.contract.micro_batch_size * case.layout.data
     if case.contract.global_batch_size % share or case.contract.global_batch_size < share:
-        below = max(share, case.contract.global_batch_size // share * share)
         yield (
             "global_batch_size",
             f"a multiple of micro_batch_size · DP = {share}",
             str(case.contract.global_batch_size),
-            f"use {below} or {below + share}",
+            _near(case.contract.global_batch_size, share),
         )
 
 
