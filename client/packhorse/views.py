@@ -62,9 +62,14 @@ def view_microbatch(
     Raises ``ProtocolError`` where the arrays do not fit one another.
     """
     arrays = split_arrays(body.arrays, payload)
+    _check_dtypes(arrays, narrowest(contract.vocab_size))
     try:
         logical, physical = arrays["cu_seqlens"], arrays["cu_seqlens_padded"]
         _check_offsets(logical, physical)
+        # Before anything is made of that size.
+        parts = 1 if contract.partition is Partition.WHOLE else layout.context
+        if len(arrays["tokens"]) * parts != physical[-1]:
+            raise ProtocolError(f"BATCH has {len(arrays['tokens'])} tokens where its offsets end at {physical[-1]}")
         slots = _slots(contract, physical, layout, context_rank)
         geometry = Geometry(logical, physical)
         real = geometry.real if slots is None else geometry.real[slots]
@@ -97,6 +102,15 @@ def view_microbatch(
         context_rank=context_rank,
         keys=_keys(arrays),
     )
+
+
+FIXED_DTYPES = {"cu_seqlens": "<i4", "cu_seqlens_padded": "<i4", "loss_mask": "|u1", "keys": "|u1"}
+
+
+def _check_dtypes(arrays: dict[str, AnyArray], ids: np.dtype[np.generic]) -> None:
+    for name, array in arrays.items():
+        if array.dtype != np.dtype(FIXED_DTYPES.get(name, ids)):
+            raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {FIXED_DTYPES.get(name, ids)}")
 
 
 def _check_offsets(logical: AnyArray, physical: AnyArray) -> None:
