@@ -35,6 +35,7 @@ def test_an_argument_wins_over_everything() -> None:
 def test_a_world_size_given_alone_wins_too() -> None:
     """It is checked against the layout, so ignoring it would hide a job of the wrong size."""
     assert find_place(FOUR, world_size=8, environ=TORCHRUN)[:2] == (1, 8)
+    assert find_place(ParallelLayout(), world_size=8, environ={})[:2] == (0, 8)
 
 
 @pytest.mark.usefixtures("process_group")

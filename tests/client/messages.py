@@ -1,0 +1,103 @@
+"""One instance of every message, for the tests of the wire and of the session."""
+
+from __future__ import annotations
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import BatchContract, resolve
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import Position
+from packhorse.payload import ArrayEntry
+from packhorse.rules import Severity, Violation
+from packhorse.wire import (
+    Ack,
+    Batch,
+    BatchBody,
+    Bye,
+    End,
+    ErrorCode,
+    Give,
+    Hello,
+    Message,
+    Reject,
+    ServerError,
+    Snapshot,
+    SnapshotRef,
+    Wait,
+    WaitReason,
+    Welcome,
+)
+
+__all__ = ["EXAMPLES", "EXTRA"]
+
+LAYOUT = ParallelLayout(data=2, context=2)
+DECLARED = BatchContract(seq_length=16, partition=Partition.ZIGZAG)
+CONTRACT = resolve(DECLARED, LAYOUT, seq_length=16, global_batch_size=8, vocab_size=1000)
+
+EXAMPLES: dict[str, Message] = {
+    "HELLO": Hello(
+        min_version=1,
+        max_version=1,
+        stream="train",
+        reader=Coordinates(data=1, context=0, tensor=0, pipeline=0),
+        client=bytes(range(16)),
+        layout=LAYOUT,
+        contract=DECLARED,
+        contract_digest=b"\x22" * 16,
+        attempt=b"attempt!",
+        start=Position(2, 0),
+        position=Position(3, 1),
+        snapshots=(SnapshotRef(step=3, digest=b"\x33" * 16),),
+        last_digest=b"\x44" * 16,
+        window=4,
+    ),
+    "WELCOME": Welcome(
+        server=b"server!!",
+        stream="train",
+        attempt=b"attempt!",
+        attempt_number=1,
+        fingerprint=b"\x55" * 16,
+        position=Position(3, 1),
+        contract=CONTRACT,
+        steps_ahead=2,
+        keep_alive_s=1.0,
+    ),
+    "REJECT": Reject(
+        stream="train",
+        violations=(
+            Violation(
+                rule="WINDOW", severity=Severity.ERROR, field="window", want="2", got="1", remedy="set window to 2"
+            ),
+        ),
+    ),
+    "GIVE": Give(stream="train", step=3, digest=b"\x33" * 16),
+    "SNAPSHOT": Snapshot(stream="train", step=3),
+    "BATCH": Batch(
+        stream="train",
+        attempt=b"attempt!",
+        floor=Position(2, 3),
+        body=BatchBody(
+            step=3,
+            index=1,
+            num_tokens=8,
+            num_loss_tokens=7,
+            step_tokens=80,
+            step_loss_tokens=70,
+            max_seqlen=8,
+            slots=8,
+            filler=False,
+            row_digest=b"\x66" * 16,
+            arrays=(
+                ArrayEntry(name="cu_seqlens", dtype="<i4", length=4, offset=0),
+                ArrayEntry(name="tokens", dtype="<u2", length=8, offset=64),
+            ),
+        ),
+    ),
+    "ACK": Ack(stream="train", attempt=b"attempt!", position=Position(3, 2), idle_s=0.5),
+    "WAIT": Wait(stream="train", reason=WaitReason.READERS, whom=("rank 1 (dp1·cp0·tp0·pp0)",), since_s=2.5),
+    "END": End(stream="train", attempt=b"attempt!", position=Position(6, 0)),
+    "ERROR": ServerError(stream="train", code=ErrorCode.REJOIN, message="look again", fatal=False),
+    "BYE": Bye(stream="train", finished=True),
+}
+
+# Further frames that a message travels with.
+EXTRA: dict[str, tuple[bytes, ...]] = {"BATCH": (b"payload",), "SNAPSHOT": (b"snapshot",)}
