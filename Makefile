@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test models lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
 	$(BIN)/python -m pytest
+
+models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
+	$(BIN)/python -m pytest tests/models
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -26,4 +29,8 @@ clean:
 $(VENV)/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/models-installed: $(VENV)/installed tests/models/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/models/requirements.txt
 	touch $@

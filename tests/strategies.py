@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from packhorse.context_parallel import Partition
 from packhorse.contract import (
+    AttentionOffsets,
     BatchContract,
     LossReduction,
     Objective,
     Packing,
+    Readers,
     Remainder,
     ResolvedContract,
     TailPadding,
@@ -30,6 +32,7 @@ from packhorse.contract import (
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
 from packhorse.row import Row, SampleKey
+from packhorse.trainer import CudaGraph, Dispatcher, Stack, TrainerFacts
 from packhorse.views import view_arrays, view_microbatch
 from packhorse.wire import Batch, BatchBody, decode, encode
 
@@ -46,6 +49,7 @@ __all__ = [
     "resolved_contracts",
     "row_cases",
     "row_of",
+    "trainer_facts",
     "unit_of",
 ]
 
@@ -80,7 +84,8 @@ def resolved_contracts(draw: st.DrawFn, layout: ParallelLayout) -> ResolvedContr
     """Contracts that break no rule on ``layout``, and draw no warning."""
     partition = draw(st.sampled_from(Partition))
     segment_multiple = unit_of(partition, layout.context) * draw(st.integers(1, 3))
-    pack_multiple = draw(st.sampled_from((1, 2, 3, 8)))
+    sequence_parallel = layout.context * layout.tensor if layout.sequence_parallel and layout.tensor > 1 else 1
+    pack_multiple = sequence_parallel * draw(st.sampled_from((1, 2, 3, 8)))
     objective = draw(st.sampled_from(Objective))
     reductions = [r for r in LossReduction if objective is Objective.PRETRAIN or r is not LossReduction.MEAN]
     vocab_size = draw(st.sampled_from((50, 65_535, 65_536, 65_537, 200_000)))
@@ -89,14 +94,22 @@ def resolved_contracts(draw: st.DrawFn, layout: ParallelLayout) -> ResolvedContr
         micro_batch_size=1,
         global_batch_size=layout.data * draw(st.integers(1, 4)),
         packing=Packing.ONLINE,
+        isolate_documents=True,
         partition=partition,
+        readers=Readers.ALL,
+        evaluation_context=layout.context,
         segment_multiple=segment_multiple,
         pack_multiple=pack_multiple,
+        static_shapes=False,
         pad_to_max_length=draw(st.booleans()),
+        pad_cu_seqlens=False,
+        max_segments=None,
         tail_padding=draw(st.sampled_from(TailPadding)),
         objective=objective,
         loss_reduction=draw(st.sampled_from(reductions)),
         remainder=draw(st.sampled_from(Remainder)),
+        attention_offsets=AttentionOffsets.PHYSICAL,
+        padding_mask=draw(st.booleans()),
         vocab_size=vocab_size,
         pad_id=draw(st.sampled_from((0, 1, vocab_size - 1))),
         ignore_index=draw(st.sampled_from((-100, -1))),
@@ -107,23 +120,48 @@ def declared_contracts() -> st.SearchStrategy[BatchContract]:
     """Declarations with any fields left out; they need not hold."""
     sizes = st.none() | st.integers(1, 1 << 40)
     numbers = st.none() | st.integers(-(1 << 40), 1 << 40)
+    flags = st.none() | st.booleans()
     return st.builds(
         BatchContract,
         seq_length=sizes,
         micro_batch_size=sizes,
         global_batch_size=sizes,
         packing=st.none() | st.sampled_from(Packing),
+        isolate_documents=flags,
         partition=st.none() | st.sampled_from(Partition),
+        readers=st.none() | st.sampled_from(Readers),
+        evaluation_context=sizes,
         segment_multiple=sizes,
         pack_multiple=sizes,
-        pad_to_max_length=st.none() | st.booleans(),
+        static_shapes=flags,
+        pad_to_max_length=flags,
+        pad_cu_seqlens=flags,
+        max_segments=sizes,
         tail_padding=st.none() | st.sampled_from(TailPadding),
         objective=st.none() | st.sampled_from(Objective),
         loss_reduction=st.none() | st.sampled_from(LossReduction),
         remainder=st.none() | st.sampled_from(Remainder),
+        attention_offsets=st.none() | st.sampled_from(AttentionOffsets),
+        padding_mask=flags,
         vocab_size=sizes,
         pad_id=numbers,
         ignore_index=numbers,
+        trainer=st.none() | trainer_facts(),
+    )
+
+
+def trainer_facts() -> st.SearchStrategy[TrainerFacts]:
+    """Facts of every type on the wire, any of them left out."""
+    return st.builds(
+        TrainerFacts,
+        stack=st.none() | st.sampled_from(Stack),
+        world_size=st.none() | st.integers(1, 1 << 40),
+        model_family=st.none() | st.text(max_size=20),
+        megatron_ddp=st.none() | st.booleans(),
+        moe_dispatcher=st.none() | st.sampled_from(Dispatcher),
+        cuda_graph=st.none() | st.sampled_from(CudaGraph),
+        cuda_graph_modules=st.none() | st.lists(st.text(max_size=8), max_size=3).map(tuple),
+        hierarchical_cp_sizes=st.none() | st.lists(st.integers(1, 64), max_size=3).map(tuple),
     )
 
 
@@ -260,6 +298,7 @@ def _streams(context: tuple[int, ...]) -> list[tuple[ParallelLayout, ResolvedCon
             tail_padding=tail,
             pad_id=0 if pad else vocab_size - 1,
             ignore_index=-1 if tail is TailPadding.EXTEND_LAST else -100,
+            padding_mask=pack_multiple > 1,
         )
         seq_length = math.lcm(segment_multiple, pack_multiple) * multiples[1]
         found.append(
@@ -294,7 +333,7 @@ def body_and_payload(
 ) -> tuple[BatchBody, bytearray]:
     """What a server says of one rank's view of the row."""
     row = case.row
-    table, payload, width = view_arrays(row, case.contract, case.layout, context_rank, with_keys=with_keys)
+    view = view_arrays(row, case.contract, case.layout, context_rank, with_keys=with_keys)
     body = BatchBody(
         step=step,
         index=index,
@@ -303,12 +342,13 @@ def body_and_payload(
         step_tokens=STEP_TOKENS,
         step_loss_tokens=STEP_LOSS_TOKENS,
         max_seqlen=int(np.diff(row.cu_seqlens_padded).max()),
-        slots=width,
+        slots=view.slots,
+        local_loss_tokens=view.loss_tokens,
         filler=row.filler,
         row_digest=row.digest(step, index),
-        arrays=table,
+        arrays=view.table,
     )
-    return body, payload
+    return body, view.payload
 
 
 def deliver(

@@ -9,7 +9,16 @@ Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is pro
 """
 
 from packhorse.context_parallel import Partition
-from packhorse.contract import BatchContract, LossReduction, Objective, Packing, Remainder, TailPadding
+from packhorse.contract import (
+    AttentionOffsets,
+    BatchContract,
+    LossReduction,
+    Objective,
+    Packing,
+    Readers,
+    Remainder,
+    TailPadding,
+)
 from packhorse.errors import (
     ConfigError,
     ContractError,
@@ -26,10 +35,12 @@ from packhorse.feed import Feed, FeedStats
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
 from packhorse.rules import Severity, Violation
+from packhorse.trainer import TrainerFacts
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionOffsets",
     "BatchContract",
     "ConfigError",
     "ContractError",
@@ -46,6 +57,7 @@ __all__ = [
     "Partition",
     "Position",
     "ProtocolError",
+    "Readers",
     "Remainder",
     "ServerFailed",
     "Severity",
@@ -53,6 +65,7 @@ __all__ = [
     "StallTimeout",
     "StartTimeout",
     "TailPadding",
+    "TrainerFacts",
     "TransportError",
     "Violation",
     "__version__",

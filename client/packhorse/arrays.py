@@ -18,6 +18,8 @@ def finisher(arrays: Arrays) -> Callable[[MicroBatch], MicroBatch]:
     """What turns rebuilt numpy arrays into what the loop asked for."""
     if arrays == "numpy":
         return lambda micro_batch: micro_batch
+    if arrays != "torch":
+        raise ConfigError(f"arrays={arrays!r} must be 'torch' or 'numpy'")
     try:
         from packhorse.torch_adapter import pinning_helps, to_torch
     except ImportError as error:

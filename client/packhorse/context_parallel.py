@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from packhorse.errors import ContractError
 
-__all__ = ["Partition", "local_slots"]
+__all__ = ["Partition", "held_slots", "local_slots"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -50,6 +50,20 @@ def local_slots(partition: Partition, cu_seqlens_padded: npt.ArrayLike, context:
     if partition is Partition.CONTIGUOUS:
         return _contiguous(int(offsets[-1]), context, rank)
     return _zigzag(offsets, context, rank)
+
+
+def held_slots(
+    partition: Partition, cu_seqlens_padded: npt.ArrayLike, context: int, rank: int, *, dense: bool
+) -> IntArray:
+    """``local_slots`` of a whole micro-batch.
+
+    A dense micro-batch is several rows of one width, one segment each, and every row is cut on its own.
+    """
+    offsets = np.asarray(cu_seqlens_padded, dtype=np.int64)
+    if not dense or context == 1 or partition is Partition.WHOLE:
+        return local_slots(partition, offsets, context, rank)
+    in_row = local_slots(partition, offsets[:2], context, rank)
+    return (offsets[:-1, None] + in_row).ravel()
 
 
 def _contiguous(width: int, context: int, rank: int) -> IntArray:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 
-__all__ = ["Place", "find_place"]
+__all__ = ["Place", "find_place", "surroundings"]
 
 
 class Place(NamedTuple):
@@ -36,16 +36,17 @@ def find_place(
     """
     if rank is not None:
         return Place(rank, layout.world_size if world_size is None else world_size, "arguments")
-    found = next(_surroundings(environ), None)
+    found = next(surroundings(environ), None)
     if found is not None:
         return found if world_size is None else found._replace(world_size=world_size)
     if layout.world_size == 1:
-        return Place(0, 1, "the layout")
+        return Place(0, 1 if world_size is None else world_size, "the layout")
     names = ", ".join(f"{rank_name} ({who})" for who, rank_name, _ in VARIABLES)
     raise ConfigError(f"rank is not known: torch.distributed is not initialised and none of {names} is set; pass rank=")
 
 
-def _surroundings(environ: Mapping[str, str]) -> Iterator[Place]:
+def surroundings(environ: Mapping[str, str] = os.environ) -> Iterator[Place]:
+    """What torch.distributed, torchrun and Slurm say of this process, in that order."""
     distributed = sys.modules.get("torch.distributed")  # asked only where the trainer has imported it
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         yield Place(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")

@@ -7,28 +7,29 @@ what is ready; each take is acknowledged, several at once where the loop is fast
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import socket
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
-from typing import Self
-
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+from typing import Any, Self
 
 from packhorse.arrays import Arrays, finisher
+from packhorse.chunks import Chunk, Chunks
 from packhorse.contract import BatchContract
+from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.environment import find_place
 from packhorse.errors import ConfigError, PackhorseError, ProtocolError, StallTimeout, StartTimeout, TransportError
+from packhorse.handover import Handover
 from packhorse.layout import ParallelLayout
-from packhorse.microbatch import MicroBatch
+from packhorse.microbatch import MicroBatch, Position
+from packhorse.rules import Violation
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send, State
+from packhorse.state import FeedState
 from packhorse.stats import FeedStats
 from packhorse.views import view_microbatch
 from packhorse.wire import decode, encode
@@ -36,15 +37,6 @@ from packhorse.wire import decode, encode
 __all__ = ["Feed", "FeedStats"]
 
 KEEP_ALIVE_S = 1.0
-RECONNECT_MS = (100, 5_000)
-HANDSHAKE_MS = 5_000
-LEAVE_MS = 500  # how long a BYE may take to leave the socket
-HEARTBEAT_MS = 2_000
-
-FATAL_EVENTS: dict[int, str] = {
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server refused this client's key",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the server speaks another security mechanism (CURVE on one side only?)",
-}
 
 
 class Feed(Iterator[MicroBatch]):
@@ -84,6 +76,7 @@ class Feed(Iterator[MicroBatch]):
                 f"{layout.world_size} ranks; pass the layout of this job"
             )
         self.endpoint = endpoint
+        self.layout = layout
         self.rank = place.rank
         self.coordinates = layout.coordinates(place.rank)
         self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
@@ -94,6 +87,7 @@ class Feed(Iterator[MicroBatch]):
             layout=layout,
             contract=contract or BatchContract(),
             window=window,
+            patience_s=float(start_timeout),
         )
         self._pid = os.getpid()
         self._connection = _Connection(endpoint, ClientSession(identity), arrays)
@@ -109,12 +103,9 @@ class Feed(Iterator[MicroBatch]):
 
     def __next__(self) -> MicroBatch:
         """The next micro-batch; ends when the stream does."""
-        if os.getpid() != self._pid:
-            raise PackhorseError("a Feed cannot be used in a forked process; create it where it is iterated")
-        micro_batch = self._wait()
+        micro_batch = self._look()
         if micro_batch is None:
             raise StopIteration
-        self._taken += 1
         return micro_batch
 
     def steps(self) -> Iterator[tuple[MicroBatch, ...]]:
@@ -126,10 +117,62 @@ class Feed(Iterator[MicroBatch]):
                 yield tuple(step)
                 step = []
 
+    def chunks(self, count: int) -> tuple[Chunk, ...]:
+        """Iterators for the ``count`` model chunks of a virtual pipeline, over this one session.
+
+        Each yields every micro-batch at its own pace; one is taken when the slowest has taken it. The
+        window must reach from the fastest to the slowest: a group of micro-batches and one more.
+        """
+        chunks = Chunks(count, self._look)
+        return tuple(Chunk(chunks, number) for number in range(count))
+
+    def verify_peers(self, group: Any = None) -> None:
+        """Check over a ``torch.distributed`` group that its ranks took the same micro-batch last; collective.
+
+        Raises ``ContractError`` on every rank where they did not, naming who holds what.
+        """
+        from packhorse.peers import verify_same  # torch is an extra
+
+        verify_same(self.position, self._connection.session.last_digest, group)
+
+    @property
+    def position(self) -> Position:
+        """(step, index) of the next micro-batch; one step further once the end was taken."""
+        return self._connection.session.position
+
+    def state_dict(self, step: int | None = None) -> dict[str, object]:
+        """What to put in a checkpoint: where the loop stands, strings and integers only.
+
+        It counts what the loop has taken, never what was fetched ahead. A loop that has taken micro-batches
+        of a step it has not trained passes ``step``, the number of steps trained: it gets the boundary
+        before that step, of which the last two are held. Equal on all ranks at a step boundary.
+
+        Raises ``ContractError`` where that boundary is not held.
+        """
+        with self._connection.changed:
+            return self._connection.session.saved(step).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where ``state`` was saved, from any server of the same data; on all ranks, before iterating.
+
+        Inside a step only the same layout and batch sizes go on; a boundary resumes on others too.
+
+        Raises ``ContractError`` that names what is wrong with the state, or that it comes too late.
+        """
+        saved = FeedState.from_dict(state, self._connection.session.identity.stream)
+        with self._connection.changed:
+            self._connection.handover.resume(saved)
+        self._connection.ring()
+
     def stats(self) -> FeedStats:
         """What this rank has taken and waited for so far."""
         waits = dict(self._waits)
         return FeedStats(micro_batches=self._taken, wait_seconds=sum(waits.values()), waits=waits)
+
+    @property
+    def warnings(self) -> tuple[Violation, ...]:
+        """What the server warned of at the handshake: rules whose break it reports and serves nevertheless."""
+        return self._connection.session.warnings
 
     def close(self) -> None:
         """Say BYE and stop the thread."""
@@ -144,19 +187,31 @@ class Feed(Iterator[MicroBatch]):
         self._connection.leaving = kind is None
         self._finalizer()
 
-    def _wait(self) -> MicroBatch | None:
-        """Block until something is ready, the stream has ended, or a deadline has passed."""
+    def _look(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
+        """The micro-batch ``ahead`` of the next, taken if that is the next; ``None`` behind the end.
+
+        Blocks until it is there, the stream has ended, or a deadline has passed.
+        """
+        if os.getpid() != self._pid:
+            raise PackhorseError("a Feed cannot be used in a forked process; create it where it is iterated")
+        if not self._finalizer.alive:
+            raise PackhorseError("this Feed is closed; create another to go on")
         connection = self._connection
         began = mark = time.monotonic()
         with connection.changed:
             connection.asking_since = began
             try:
-                while not connection.settled():
+                while not connection.handover.settled(ahead):
                     connection.changed.wait(min(1.0, self._remaining(began)))
                     now = time.monotonic()
-                    self._waits[connection.waiting_for()] += now - mark
+                    self._waits[connection.handover.waiting_for()] += now - mark
                     mark = now
-                return connection.take()
+                if not take:
+                    return connection.handover.peek(ahead)
+                micro_batch = connection.handover.take()
+                self._taken += micro_batch is not None
+                connection.ring()  # to acknowledge it
+                return micro_batch
             finally:
                 connection.asking_since = None
                 connection.last_asked = time.monotonic()
@@ -165,12 +220,12 @@ class Feed(Iterator[MicroBatch]):
         session = self._connection.session
         starting = session.state in (State.IDLE, State.GREETING) and not session.attempt
         limit, error = (self._start_timeout, StartTimeout) if starting else (self._stall_timeout, StallTimeout)
-        name = "start_timeout" if starting else "stall_timeout"
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
+            name = "start_timeout" if starting else "stall_timeout"
             raise error(
                 f"rank {self.rank} ({self.coordinates}) waited {limit:g} s ({name}) at {session.position} for "
-                f"{self.endpoint}: {self._connection.describe()}"
+                f"{self.endpoint}: {self._connection.handover.describe()}"
             )
         return remaining
 
@@ -187,63 +242,21 @@ class _Connection:
         self.endpoint = endpoint
         self.session = session
         self.changed = threading.Condition()
-        self.ready: deque[MicroBatch] = deque()
-        self.finished = False  # END stands behind what is ready
-        self.error: PackhorseError | None = None
+        self.handover = Handover(session)
         self.asking_since: float | None = None
         self.last_asked = time.monotonic()
         self.leaving = False
-        self._connected = False
         self._stopping = False
-        self._last_failure = "nobody has answered there yet"
         self._finish = finisher(arrays)
-        self._bell, self._ear = socket.socketpair()  # wakes the thread from the loop
-        self._bell.setblocking(False)
-        self._context = zmq.Context()
-        self._open()
-
-    # Called by the loop, holding ``changed`` ---------------------------------------------------------
-
-    def settled(self) -> bool:
-        return bool(self.ready) or self.finished or self.error is not None
-
-    def take(self) -> MicroBatch | None:
-        if self.ready:
-            micro_batch = self.ready.popleft()
-            self.session.handed_out(micro_batch.position, micro_batch.row_digest)
-            self._ring()
-            return micro_batch
-        if self.error is not None:
-            raise self.error
-        if self.session.state is not State.ENDED:
-            self.session.end_handed_out()
-            self._ring()
-        return None
-
-    def waiting_for(self) -> str:
-        waiting = self.session.waiting
-        if not self._connected:
-            return "the server"
-        return waiting.reason.value if waiting is not None else "the next micro-batch"
-
-    def describe(self) -> str:
-        """What this reader is waiting for, for a person."""
-        waiting = self.session.waiting
-        if not self._connected:
-            return f"no connection ({self._last_failure}); is the server running, and is this its endpoint?"
-        if waiting is None:
-            return "connected, and the server has not said what it waits for"
-        whom = f": {', '.join(waiting.whom)}" if waiting.whom else ""
-        return f"the server waits for {waiting.reason}{whom} (for {waiting.since_s:.0f} s)"
+        self._dealer = Dealer(endpoint)
 
     def stop(self) -> None:
         self._stopping = True
-        self._ring()
+        self.ring()
 
-    def _ring(self) -> None:
-        # Enough rings are waiting to be heard, or the thread has ended.
-        with contextlib.suppress(OSError):
-            self._bell.send(b"\0")
+    def ring(self) -> None:
+        """Wake the thread: there is something to say."""
+        self._dealer.ring()
 
     # The thread --------------------------------------------------------------------------------------
 
@@ -251,95 +264,66 @@ class _Connection:
         """Own the socket until asked to stop; an error ends up in the loop."""
         try:
             self._work()
-        except (PackhorseError, zmq.ZMQError) as error:
-            self._fail(error if isinstance(error, PackhorseError) else TransportError(f"{self.endpoint}: {error}"))
+        except PackhorseError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear that nothing will come
+            self._fail(TransportError(f"{self.endpoint}: the feed failed: {type(error).__name__}: {error}"))
         finally:
             self._close()
 
     def _work(self) -> None:
         next_keep_alive = 0.0
         while not self._stopping:
-            events = dict(self._poller.poll(int(KEEP_ALIVE_S * 1000)))
-            if self._monitor in events:
-                self._watch()
-            if self._socket in events:
-                self._read()
+            rung = self._dealer.wait(KEEP_ALIVE_S)
+            self._watch()
+            self._read()
+            if rung:
+                self._say_unsaid()
             now = time.monotonic()
-            if self._ear.fileno() in events:
-                self._ear.recv(4096)
-                next_keep_alive = now
-            if now >= next_keep_alive:
+            if rung or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S
 
-    def _open(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        for option, value in {
-            zmq.LINGER: 0,
-            zmq.IMMEDIATE: 1,
-            zmq.IPV6: 1,
-            zmq.RCVHWM: 0,  # the window bounds what is in flight
-            zmq.RECONNECT_IVL: RECONNECT_MS[0],
-            zmq.RECONNECT_IVL_MAX: RECONNECT_MS[1],
-            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
-        }.items():
-            self._socket.setsockopt(option, value)
-        self._monitor = self._socket.get_monitor_socket()
-        try:
-            self._socket.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self._close()
-            raise ConfigError(
-                f"endpoint={self.endpoint!r} cannot be used ({error}); give tcp://host:port or ipc://path"
-            ) from error
-        self._poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._ear.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+    def _watch(self) -> None:
+        """Follow the connection: a new one says HELLO."""
+        for event in self._dealer.events():
+            self.handover.connected = event is ConnectionEvent.UP
+            if event is ConnectionEvent.UP:
+                self._carry_out(self._locked(self.session.connected))
+            else:
+                self.handover.last_failure = "the connection was closed"
 
-    def _close_socket(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
+    def _read(self) -> None:
+        for frames in self._dealer.messages():
+            message, extra = decode(frames)
+            self._carry_out(self._locked(partial(self.session.receive, message, extra)))
+
+    def _locked(self, transition: Callable[[], list[Effect]]) -> list[Effect]:
+        """One transition of the session; what it forgets, the loop must not take meanwhile."""
+        with self.changed:
+            effects = transition()
+            if any(isinstance(effect, Forget) for effect in effects):
+                self.handover.forget()
+            return effects
 
     def _close(self) -> None:
         if self.leaving or self.session.state is State.ENDED:
-            self._socket.setsockopt(zmq.LINGER, LEAVE_MS)
-            if self._connected:
+            self._dealer.linger()
+            if self.handover.connected:
+                self._acknowledge(time.monotonic())  # the loop may have taken the last one just now
                 self._send(Send(self.session.bye()))
-        self._close_socket()
-        self._context.term()
-        self._bell.close()
-        self._ear.close()
+        self._dealer.close()
 
-    def _watch(self) -> None:
-        """Follow the socket's monitor: a new connection says HELLO, a refused key is an error."""
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            kind = event["event"]
-            if kind in FATAL_EVENTS:
-                self._fail(TransportError(f"{self.endpoint}: {FATAL_EVENTS[kind]}"))
-            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected = True
-                with self.changed:
-                    effects = self.session.connected()
-                self._carry_out(effects)
-            elif kind == zmq.EVENT_DISCONNECTED:
-                self._last_failure = "the connection was closed"
-                self._connected = False
-
-    def _read(self) -> None:
-        while self._socket.poll(0):
-            frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-            message, extra = decode(frames)
-            with self.changed:
-                effects = self.session.receive(message, extra)
-            self._carry_out(effects)
+    def _say_unsaid(self) -> None:
+        effects = self._locked(lambda: self.handover.unsaid)
+        self._carry_out(effects)
+        with self.changed:
+            self.handover.said(effects)
+            self.changed.notify_all()
 
     def _acknowledge(self, now: float) -> None:
         with self.changed:
-            if not self._connected or self.session.state not in (State.STREAMING, State.ENDED):
+            if not self.handover.connected or self.session.state not in (State.STREAMING, State.ENDED):
                 return
             idle = 0.0 if self.asking_since is not None else now - self.last_asked
             ack = self.session.ack(idle)
@@ -353,26 +337,21 @@ class _Connection:
                 case Deliver():
                     self._deliver(effect)
                 case Forget():
-                    with self.changed:
-                        self.ready.clear()
-                        self.finished = False
+                    pass  # done already, together with the transition
                 case Finish():
                     with self.changed:
-                        self.finished = True
+                        self.handover.finished = True
                         self.changed.notify_all()
                 case Reconnect():
-                    self._close_socket()
-                    self._connected = False
-                    self._open()
+                    self.handover.connected = False
+                    self._dealer.reconnect()
                 case Fail(error):
                     self._fail(error)
 
     def _send(self, effect: Send) -> None:
-        try:
-            self._socket.send_multipart([encode(effect.message), *effect.extra], flags=zmq.NOBLOCK)
-        except zmq.Again:
+        if not self._dealer.send([encode(effect.message), *effect.extra]):
             # The connection went down meanwhile: the next one begins with HELLO, which says it all again.
-            self._connected = False
+            self.handover.connected = False
 
     def _deliver(self, effect: Deliver) -> None:
         identity, contract = self.session.identity, self.session.contract
@@ -382,11 +361,10 @@ class _Connection:
         rebuilt = view_microbatch(effect.body, payload, contract, identity.layout, identity.reader.context)
         micro_batch = self._finish(rebuilt)
         with self.changed:
-            self.ready.append(micro_batch)
+            self.handover.ready.append(micro_batch)
             self.changed.notify_all()
 
     def _fail(self, error: PackhorseError) -> None:
         with self.changed:
-            if self.error is None:
-                self.error = error
+            self.handover.fail(error)
             self.changed.notify_all()

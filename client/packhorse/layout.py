@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packhorse.errors import ConfigError
 
@@ -62,6 +62,34 @@ class ParallelLayout:
                 f"layout.order={self.order!r} must name each of {', '.join(SHORT.values())} once, "
                 f"joined by '-', fastest first; Megatron's default is {DEFAULT_ORDER!r}"
             )
+
+    @staticmethod
+    def from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:
+        """Of a ``torch.distributed`` DeviceMesh, by the names of its dimensions (``declare.meshes``)."""
+        from packhorse.declare.meshes import layout_from_device_mesh
+
+        return layout_from_device_mesh(mesh, sequence_parallel=sequence_parallel)
+
+    @staticmethod
+    def from_environment(**sizes: Any) -> ParallelLayout:
+        """Of this process's job: DP is what the sizes that are given leave of the world size (``declare.meshes``)."""
+        from packhorse.declare.meshes import layout_from_environment
+
+        return layout_from_environment(**sizes)
+
+    @staticmethod
+    def from_megatron(args: object) -> ParallelLayout:
+        """Of a Megatron-LM argument namespace (``declare.megatron``)."""
+        from packhorse.declare.megatron import layout_from_megatron
+
+        return layout_from_megatron(args)
+
+    @staticmethod
+    def from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
+        """Of a Megatron-Bridge ConfigContainer (``declare.bridge``)."""
+        from packhorse.declare.bridge import layout_from_megatron_bridge
+
+        return layout_from_megatron_bridge(cfg, world_size)
 
     @property
     def world_size(self) -> int:

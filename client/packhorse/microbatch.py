@@ -1,6 +1,7 @@
 """What one rank consumes in one forward: the packed row, or its slice of it, with both offset arrays.
 
-Shapes: T = local width in slots, S = segments of the row (never sliced).
+Shapes: T = local width in slots, S = segments of the row (never sliced). Dense modes deliver [MBS, T] and no
+offsets.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from packhorse.context_parallel import Partition, local_slots
+from packhorse.context_parallel import Partition, held_slots
 from packhorse.errors import ContractError
 from packhorse.row import SampleKey, row_digest
 
@@ -41,12 +42,13 @@ class MicroBatch:
     the whole row. ``step_loss_tokens`` is the exact denominator of a per-token loss over all ranks.
     """
 
-    tokens: Array  # int64 [T]
-    labels: Array  # int64 [T], ignore_index on padding and in fillers
-    loss_mask: Array  # float32 [T], 0 or 1
-    position_ids: Array  # int64 [T]
-    cu_seqlens: Array  # int32 [S+1]
-    cu_seqlens_padded: Array  # int32 [S+1]
+    tokens: Array  # int64 [T]; None on a pipeline stage that embeds nothing
+    labels: Array  # int64 [T], ignore_index on padding and in fillers; None on a stage without a loss
+    loss_mask: Array  # float32 [T], 0 or 1; None on a stage without a loss
+    position_ids: Array  # int64 [T]; None where tokens are
+    cu_seqlens: Array  # int32 [S+1]; None in the dense modes
+    cu_seqlens_padded: Array  # int32 [S+1]; None in the dense modes
+    padding_mask: Array = None  # bool [T], True = padding; where the contract asks, on every stage
     max_seqlen: int  # slots of the longest physical segment
     num_tokens: int  # real slots of the whole row
     num_loss_tokens: int  # supervised slots of the whole row
@@ -59,6 +61,7 @@ class MicroBatch:
     filler: bool
     ignore_index: int
     row_digest: bytes  # 16 bytes, as the server computed it for the whole row
+    host_offsets: tuple[Any, Any]  # numpy int32 [S+1]: logical, physical; in every mode
     own_labels: bool = False
     partition: Partition = Partition.WHOLE
     context_size: int = 1
@@ -72,15 +75,16 @@ class MicroBatch:
     @property
     def width(self) -> int:
         """Slots of the whole row."""
-        return int(self.cu_seqlens_padded[-1])
+        return int(self.host_offsets[1][-1])
 
     @property
     def holds_whole_row(self) -> bool:
         return self.partition is Partition.WHOLE or self.context_size == 1
 
     def slots(self) -> Array:
-        """int64 [T], a numpy array: which slots of the row this rank holds."""
-        return local_slots(self.partition, self.cu_seqlens_padded, self.context_size, self.context_rank)
+        """int64, a numpy array: which slots of the row this rank holds; dense rows one after the other."""
+        dense = self.cu_seqlens is None
+        return held_slots(self.partition, self.host_offsets[1], self.context_size, self.context_rank, dense=dense)
 
     def masked_labels(self) -> Array:
         """int64 [T]: ``labels`` with ``ignore_index`` wherever nothing is trained on."""
@@ -91,16 +95,15 @@ class MicroBatch:
     def computed_digest(self) -> bytes:
         """The row digest of what was delivered, to compare with ``row_digest``.
 
-        Raises ``ContractError`` on a slice: a digest is of the whole row.
+        Raises ``ContractError`` on a slice, and on a stage that holds only a part: a digest is of the whole row.
         """
-        if not self.holds_whole_row:
-            raise ContractError("a row digest needs the whole row; this rank holds a slice of it")
+        if not self.holds_whole_row or self.tokens is None or self.labels is None:
+            raise ContractError("a row digest needs the whole row; this rank holds a part of it")
         return row_digest(
-            _as_numpy(self.tokens),
-            None if self.filler else _as_numpy(self.labels),
-            _as_numpy(self.loss_mask),
-            _as_numpy(self.cu_seqlens),
-            _as_numpy(self.cu_seqlens_padded),
+            _as_numpy(self.tokens).ravel(),
+            None if self.filler else _as_numpy(self.labels).ravel(),
+            _as_numpy(self.loss_mask).ravel(),
+            *self.host_offsets,
             step=self.step,
             index=self.index,
             own_labels=self.own_labels,

@@ -21,9 +21,11 @@ from hashlib import blake2b
 from typing import Any
 
 from packhorse.contract import BatchContract, ResolvedContract
-from packhorse.errors import HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
+from packhorse.errors import ContractError, HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import ORIGIN, Position
+from packhorse.rules import Violation
+from packhorse.state import FeedState
 from packhorse.wire import (
     NO_ATTEMPT,
     PROTOCOL_VERSION,
@@ -107,6 +109,7 @@ class Identity:
     layout: ParallelLayout
     contract: BatchContract
     window: int
+    patience_s: float = 540.0  # for all readers to meet
 
 
 @dataclass(slots=True)
@@ -124,6 +127,7 @@ class ClientSession:
     last_digest: bytes = b""
     snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
     waiting: Wait | None = None  # what the server said last, until something arrives
+    warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
 
     def __post_init__(self) -> None:
         self.position = self.expected = self.start
@@ -132,13 +136,46 @@ class ClientSession:
 
     def handed_out(self, position: Position, digest: bytes) -> None:
         """The loop took the micro-batch at ``position``."""
-        self.last_digest = digest
-        self.position = position.after(self._num_microbatches)
+        after = position.after(self._num_microbatches)
+        if position != self.position:
+            raise ProtocolError(f"{tuple(position)} was handed out where {tuple(self.position)} is next")
+        self.last_digest, self.position = digest, after
 
     def end_handed_out(self) -> None:
         """The loop reached the end; END counts as a step of one."""
         self.position = Position(self.position.step + 1, 0)
         self.state = State.ENDED
+
+    def saved(self, step: int | None = None) -> FeedState:
+        """Where the loop stands, or the boundary before an earlier ``step`` that is still held.
+
+        Raises ``ContractError`` where that step was not reached or is held no more.
+        """
+        # END is no micro-batch: whoever resumes at the end asks for it again.
+        taken = Position(self.position.step - 1, 0) if self.state is State.ENDED else self.position
+        at = taken if step is None else Position(step, 0)
+        snapshot = self.snapshots.get(at.step, b"")
+        if not ORIGIN <= at <= taken or (at.step and not snapshot):
+            held = ", ".join(str(known) for known in sorted(self.snapshots) if known <= taken.step) or "none"
+            raise ContractError(f"no state before step {at.step} is held at {tuple(taken)}; held before steps: {held}")
+        return FeedState(self.identity.stream, at, self.fingerprint, snapshot)
+
+    def resume(self, saved: FeedState) -> list[Effect]:
+        """Begin at ``saved`` instead of the start, in an attempt that is still to form.
+
+        Raises ``ContractError`` once the loop has taken something, or a state was loaded before.
+        """
+        if self.position != ORIGIN:
+            raise ContractError(
+                f"load_state_dict at {tuple(self.position)}: a state is loaded once, before the first micro-batch; "
+                "make a new Feed"
+            )
+        if saved.position == ORIGIN:
+            return []
+        self.start = self.position = self.expected = saved.position
+        self.snapshots = {saved.position.step: saved.snapshot} if saved.snapshot else {}
+        self.attempt, self.fingerprint = NO_ATTEMPT, saved.fingerprint
+        return self._greet() if self.state in (State.GREETING, State.STREAMING) else []
 
     @property
     def _num_microbatches(self) -> int:
@@ -173,6 +210,7 @@ class ClientSession:
             snapshots=tuple(SnapshotRef(step, digest_of(state)) for step, state in sorted(self.snapshots.items())),
             last_digest=self.last_digest,
             window=who.window,
+            patience_s=who.patience_s,
         )
         return [Forget(), Send(hello)]
 
@@ -200,9 +238,21 @@ class ClientSession:
         # It may answer an earlier HELLO: what comes twice then is dropped as duplicates.
         if message.position > self.position:
             raise ProtocolError(f"WELCOME at {message.position} where this reader stands at {self.position}")
+        if message.attempt != self.attempt and self.position != self.start:
+            raise ProtocolError("WELCOME to another attempt, after micro-batches of the last were handed out")
+        if self.attempt == NO_ATTEMPT and message.position != self.start:
+            return []  # it answers what was said before a state was loaded; the next HELLO forms another attempt
+        if self.attempt == NO_ATTEMPT and self.start.index and message.fingerprint != self.fingerprint:
+            return self._fail(
+                ContractError(
+                    f"the state stands inside a step, at {tuple(self.start)}, and the server packs or deals that step "
+                    "otherwise: serve the settings it was saved under, or resume from a state at a step boundary"
+                )
+            )
         self.state = State.STREAMING
         self.expected = self.position
         self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
+        self.warnings = message.warnings
         self.waiting = None
         return [Forget(), Send(self.ack(0.0))]
 
@@ -219,8 +269,9 @@ class ClientSession:
         return [Deliver(message.body, extra[0])]
 
     def _release_snapshots(self, floor: Position) -> None:
-        """Keep the last snapshot at or below the floor and all that follow."""
-        below = [step for step in self.snapshots if step <= floor.step]
+        """Keep the last snapshot at or below the floor, and below the step still in training; and all that follow."""
+        needed = min(floor.step, self.position.step - 1)
+        below = [step for step in self.snapshots if step <= needed]
         for step in below:
             if step < max(below):
                 del self.snapshots[step]

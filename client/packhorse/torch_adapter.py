@@ -1,8 +1,10 @@
-"""MicroBatch to torch: the only module of the client that imports torch."""
+"""MicroBatch to torch tensors, on the host or a device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,19 @@ from packhorse.microbatch import MicroBatch
 
 __all__ = ["to_device", "to_torch"]
 
-ARRAYS = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded")
+ARRAYS = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded", "padding_mask")
 
 
 def to_torch(micro_batch: MicroBatch, *, pin: bool) -> MicroBatch:
     """numpy to torch: shared memory, or a copy into pinned memory where ``pin`` is set."""
-    tensors: dict[str, Any] = {name: _tensor(getattr(micro_batch, name), pin=pin) for name in ARRAYS}
-    return replace(micro_batch, **tensors)
+    return _each(micro_batch, partial(_tensor, pin=pin))
+
+
+def _each(micro_batch: MicroBatch, change: Callable[[Any], torch.Tensor]) -> MicroBatch:
+    """A copy with every array that this rank holds changed."""
+    held = {name: array for name in ARRAYS if (array := getattr(micro_batch, name)) is not None}
+    changed: dict[str, Any] = {name: change(array) for name, array in held.items()}
+    return replace(micro_batch, **changed)
 
 
 def _tensor(array: np.ndarray[Any, Any], *, pin: bool) -> torch.Tensor:
@@ -28,8 +36,7 @@ def _tensor(array: np.ndarray[Any, Any], *, pin: bool) -> torch.Tensor:
 
 def to_device(micro_batch: MicroBatch, device: Any, *, non_blocking: bool) -> MicroBatch:
     """A copy with every tensor on ``device``."""
-    moved: dict[str, Any] = {name: getattr(micro_batch, name).to(device, non_blocking=non_blocking) for name in ARRAYS}
-    return replace(micro_batch, **moved)
+    return _each(micro_batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 def pinning_helps() -> bool:

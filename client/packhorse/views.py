@@ -9,12 +9,13 @@ Shapes: T = local slots, S = segments, L = segments of at least one real slot.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packhorse.context_parallel import Partition, local_slots
+from packhorse.context_parallel import Partition, held_slots
 from packhorse.contract import ResolvedContract
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
@@ -24,34 +25,56 @@ from packhorse.row import Geometry, Row, SampleKey
 from packhorse.schema import decoder_for, pack, unpack
 from packhorse.wire import BatchBody
 
-__all__ = ["view_arrays", "view_microbatch"]
+__all__ = ["EVERYTHING", "View", "view_arrays", "view_microbatch"]
 
+Slots = npt.NDArray[np.int64]
+
+# The fields that travel; a pipeline stage may need fewer.
+EVERYTHING = frozenset({"tokens", "position_ids", "labels", "loss_mask"})
 KEYS_LIMIT_BYTES = 4 << 20
 KEYS_DECODER = decoder_for(tuple[tuple[str, str, str], ...])
 
 
+class View(NamedTuple):
+    """One rank's part of a row, as arrays in one payload."""
+
+    table: tuple[ArrayEntry, ...]
+    payload: bytearray
+    slots: int  # local slots
+    loss_tokens: int  # supervised ones among them
+
+
 def view_arrays(
-    row: Row, contract: ResolvedContract, layout: ParallelLayout, context_rank: int, *, with_keys: bool = False
-) -> tuple[tuple[ArrayEntry, ...], bytearray, int]:
-    """One rank's arrays of a row: their table, the payload that holds them, and T."""
+    row: Row,
+    contract: ResolvedContract,
+    layout: ParallelLayout,
+    context_rank: int,
+    needs: Collection[str] = EVERYTHING,
+    *,
+    with_keys: bool = False,
+) -> View:
+    """One rank's arrays of a row; ``needs`` names the fields that its pipeline stage uses."""
     ids = narrowest(contract.vocab_size)
+    slots = _slots(contract, row.cu_seqlens_padded, layout, context_rank)
+    mask = row.loss_mask if slots is None else row.loss_mask[slots]
     arrays: dict[str, AnyArray] = {"cu_seqlens": row.cu_seqlens, "cu_seqlens_padded": row.cu_seqlens_padded}
-    if layout.context == 1 or contract.partition is Partition.WHOLE:
-        tokens, mask = row.tokens, row.loss_mask
-        if row.labels is None:
-            arrays["last_targets"] = row.last_targets.astype(ids)
-        else:
-            arrays["own_labels"] = row.labels.astype(ids)
-    else:
-        slots = local_slots(contract.partition, row.cu_seqlens_padded, layout.context, context_rank)
-        tokens, mask = row.tokens[slots], row.loss_mask[slots]
-        arrays["own_labels" if row.labels is not None else "labels"] = row.targets()[slots].astype(ids)
-    arrays["tokens"] = tokens.astype(ids)
-    arrays["loss_mask"] = bits(mask)
+    if "tokens" in needs:
+        arrays["tokens"] = (row.tokens if slots is None else row.tokens[slots]).astype(ids)
+    if "labels" in needs:
+        arrays.update(_label_arrays(row, slots, ids, derivable="tokens" in needs))
+    if "loss_mask" in needs:
+        arrays["loss_mask"] = bits(mask)
     if with_keys:
         arrays["keys"] = np.frombuffer(pack(row.keys), np.uint8)
-    table, buffer = join_arrays(arrays)
-    return table, buffer, len(tokens)
+    return View(*join_arrays(arrays), len(mask), int(np.count_nonzero(mask)))
+
+
+def _label_arrays(row: Row, slots: Slots | None, ids: np.dtype[np.generic], *, derivable: bool) -> dict[str, AnyArray]:
+    """Labels as they travel: only last targets, where the rest follows from the tokens that are sent too."""
+    if slots is None and row.labels is None and derivable:
+        return {"last_targets": row.last_targets.astype(ids)}
+    targets = row.targets() if slots is None else row.targets()[slots]
+    return {"labels" if row.labels is None else "own_labels": targets.astype(ids)}
 
 
 def view_microbatch(
@@ -59,35 +82,36 @@ def view_microbatch(
 ) -> MicroBatch:
     """Rebuild a micro-batch, as numpy arrays in the dtypes of delivery.
 
-    Raises ``ProtocolError`` where the arrays do not fit one another.
+    What a stage does not need did not travel, and is ``None``. Raises ``ProtocolError`` where the arrays do
+    not fit one another.
     """
     arrays = split_arrays(body.arrays, payload)
-    _check_dtypes(arrays, narrowest(contract.vocab_size))
-    try:
-        logical, physical = arrays["cu_seqlens"], arrays["cu_seqlens_padded"]
-        _check_offsets(logical, physical)
-        # Before anything is made of that size.
-        parts = 1 if contract.partition is Partition.WHOLE else layout.context
-        if len(arrays["tokens"]) * parts != physical[-1]:
-            raise ProtocolError(f"BATCH has {len(arrays['tokens'])} tokens where its offsets end at {physical[-1]}")
-        slots = _slots(contract, physical, layout, context_rank)
-        geometry = Geometry(logical, physical)
-        real = geometry.real if slots is None else geometry.real[slots]
-        tokens, mask = _tokens(arrays, len(real), body)
-        labels = _labels(arrays, tokens, real, geometry, contract.ignore_index, filler=body.filler)
-    except KeyError as missing:
-        raise ProtocolError(f"BATCH {body.step}.{body.index} lacks the array {missing}") from missing
+    _check_arrays(arrays, body, contract)
+    logical, physical = (np.array(arrays[name], np.int32) for name in OFFSETS)
+    _check_offsets(logical, physical)
+    # Before anything is made of that size.
+    parts = 1 if contract.partition is Partition.WHOLE else layout.context
+    if body.slots * parts != physical[-1]:
+        raise ProtocolError(f"BATCH has {body.slots} slots where its offsets end at {physical[-1]}")
+    slots = _slots(contract, physical, layout, context_rank)
+    geometry = Geometry(logical, physical)
+    real = geometry.real if slots is None else geometry.real[slots]
+    tokens, mask = _tokens(arrays, body.slots), _loss_mask(arrays, body.slots)
+    labels = _labels(arrays, tokens, real, geometry, contract.ignore_index, filler=body.filler)
+    positions = geometry.position_ids if slots is None else geometry.position_ids[slots]
+    rows = (-1,) if contract.packed else (contract.micro_batch_size, -1)
     return MicroBatch(
-        tokens=tokens,
-        labels=labels,
-        loss_mask=mask,
-        position_ids=geometry.position_ids if slots is None else geometry.position_ids[slots],
-        cu_seqlens=np.array(logical, dtype=np.int32),
-        cu_seqlens_padded=np.array(physical, dtype=np.int32),
+        tokens=_shaped(tokens, rows),
+        labels=_shaped(labels, rows),
+        loss_mask=_shaped(mask, rows),
+        position_ids=_shaped(None if tokens is None else positions, rows),
+        cu_seqlens=logical if contract.packed else None,
+        cu_seqlens_padded=physical if contract.packed else None,
+        padding_mask=_shaped(~real if contract.padding_mask else None, rows),
         max_seqlen=body.max_seqlen,
         num_tokens=body.num_tokens,
         num_loss_tokens=body.num_loss_tokens,
-        local_loss_tokens=int(np.count_nonzero(mask)),
+        local_loss_tokens=body.local_loss_tokens,
         step_tokens=body.step_tokens,
         step_loss_tokens=body.step_loss_tokens,
         step=body.step,
@@ -96,6 +120,7 @@ def view_microbatch(
         filler=body.filler,
         ignore_index=contract.ignore_index,
         row_digest=body.row_digest,
+        host_offsets=(logical, physical),
         own_labels="own_labels" in arrays,
         partition=contract.partition,
         context_size=layout.context,
@@ -104,13 +129,33 @@ def view_microbatch(
     )
 
 
+def _shaped(array: AnyArray | None, rows: tuple[int, ...]) -> AnyArray | None:
+    return None if array is None else array.reshape(rows)
+
+
+OFFSETS = ("cu_seqlens", "cu_seqlens_padded")
+LABELS = ("labels", "own_labels", "last_targets")
 FIXED_DTYPES = {"cu_seqlens": "<i4", "cu_seqlens_padded": "<i4", "loss_mask": "|u1", "keys": "|u1"}
 
 
-def _check_dtypes(arrays: dict[str, AnyArray], ids: np.dtype[np.generic]) -> None:
+def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: ResolvedContract) -> None:
+    """Every array in its own dtype, the offsets among them, and no more slots than the contract has."""
+    at = f"BATCH {body.step}.{body.index}"
+    missing = [name for name in OFFSETS if name not in arrays]
+    if missing:
+        raise ProtocolError(f"{at} lacks the array {missing[0]!r}")
+    unknown = arrays.keys() - {*OFFSETS, *LABELS, "tokens", "loss_mask", "keys"}
+    if unknown:
+        raise ProtocolError(f"{at} has an unknown array {min(unknown)!r}")
+    if ("loss_mask" in arrays) != any(name in arrays for name in LABELS):
+        raise ProtocolError(f"{at} has labels without loss_mask, or loss_mask without labels")
     for name, array in arrays.items():
-        if array.dtype != np.dtype(FIXED_DTYPES.get(name, ids)):
-            raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {FIXED_DTYPES.get(name, ids)}")
+        want = FIXED_DTYPES.get(name, narrowest(contract.vocab_size))
+        if array.dtype != np.dtype(want):
+            raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {want}")
+    rows = 1 if contract.packed else contract.micro_batch_size
+    if body.slots > contract.max_width * rows:
+        raise ProtocolError(f"BATCH has {body.slots} slots, at most {contract.max_width * rows} by contract")
 
 
 def _check_offsets(logical: AnyArray, physical: AnyArray) -> None:
@@ -122,52 +167,58 @@ def _check_offsets(logical: AnyArray, physical: AnyArray) -> None:
 
 
 def _slots(
-    contract: ResolvedContract, physical: AnyArray, layout: ParallelLayout, context_rank: int
-) -> npt.NDArray[np.int64] | None:
+    contract: ResolvedContract, physical: npt.NDArray[np.int32], layout: ParallelLayout, context_rank: int
+) -> Slots | None:
     """The local slots; ``None`` stands for the whole row in order."""
     if layout.context == 1 or contract.partition is Partition.WHOLE:
         return None
     try:
-        return local_slots(contract.partition, physical, layout.context, context_rank)
+        return held_slots(contract.partition, physical, layout.context, context_rank, dense=not contract.packed)
     except ContractError as error:
         raise ProtocolError(f"a row that cannot be cut: {error}") from error
 
 
-def _tokens(arrays: dict[str, AnyArray], width: int, body: BatchBody) -> tuple[Any, Any]:
-    tokens = arrays["tokens"]
-    if not len(tokens) == width == body.slots:
-        raise ProtocolError(f"{len(tokens)} tokens where the offsets leave {width} and the header says {body.slots}")
-    return tokens.astype(np.int64), from_bits(arrays["loss_mask"], width).astype(np.float32)
+def _tokens(arrays: Mapping[str, AnyArray], slots: int) -> npt.NDArray[np.int64] | None:
+    tokens = arrays.get("tokens")
+    if tokens is None:
+        return None
+    if len(tokens) != slots:
+        raise ProtocolError(f"{len(tokens)} tokens for {slots} slots")
+    return tokens.astype(np.int64)
+
+
+def _loss_mask(arrays: Mapping[str, AnyArray], slots: int) -> npt.NDArray[np.float32] | None:
+    packed = arrays.get("loss_mask")
+    return None if packed is None else from_bits(packed, slots).astype(np.float32)
 
 
 def _labels(
-    arrays: dict[str, AnyArray],
-    tokens: npt.NDArray[np.int64],
+    arrays: Mapping[str, AnyArray],
+    tokens: npt.NDArray[np.int64] | None,
     real: npt.NDArray[np.bool_],
     geometry: Geometry,
     ignore_index: int,
     *,
     filler: bool,
-) -> npt.NDArray[np.int64]:
+) -> npt.NDArray[np.int64] | None:
+    sent, targets = arrays.get("own_labels", arrays.get("labels")), arrays.get("last_targets")
+    if sent is None and targets is None:
+        return None
     if filler:
-        return np.full_like(tokens, ignore_index)
-    sent = arrays.get("own_labels", arrays.get("labels"))
-    if sent is None:
+        return np.full(len(real), ignore_index, np.int64)
+    if sent is not None and len(sent) == len(real):
+        labels = sent.astype(np.int64)
+    elif targets is not None and tokens is not None and len(targets) == len(geometry.last_slots):
         labels = np.empty_like(tokens)
         labels[:-1] = tokens[1:]
-        targets = arrays["last_targets"]
-        if len(targets) != len(geometry.last_slots):
-            raise ProtocolError(f"{len(targets)} last targets for {len(geometry.last_slots)} segments")
         labels[geometry.last_slots] = targets
-    elif len(sent) == len(tokens):
-        labels = sent.astype(np.int64)
     else:
-        raise ProtocolError(f"{len(sent)} labels for {len(tokens)} tokens")
+        raise ProtocolError(f"labels do not fit {len(real)} slots in {len(geometry.last_slots)} segments")
     labels[~real] = ignore_index
     return labels
 
 
-def _keys(arrays: dict[str, AnyArray]) -> tuple[SampleKey, ...]:
+def _keys(arrays: Mapping[str, AnyArray]) -> tuple[SampleKey, ...]:
     if "keys" not in arrays:
         return ()
     keys: tuple[SampleKey, ...] = KEYS_DECODER(unpack(arrays["keys"].tobytes(), KEYS_LIMIT_BYTES), "keys")

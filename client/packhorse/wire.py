@@ -59,6 +59,10 @@ class SnapshotRef(NamedTuple):
     step: int
     digest: bytes
 
+    def check(self) -> None:
+        """Raise ``ProtocolError`` where no snapshot can be named like this."""
+        _require(self.step >= 0 and len(self.digest) == DIGEST_BYTES, "a snapshot is named by a step and 16 bytes")
+
 
 def _require(holds: bool, rule: str) -> None:
     if not holds:
@@ -91,11 +95,16 @@ class Hello:
     snapshots: tuple[SnapshotRef, ...]
     last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
     window: int
+    patience_s: float  # how long it waits for the others before it gives up
 
     def __post_init__(self) -> None:
+        _require(self.patience_s >= 0, "patience_s is never negative")
         _require(len(self.client) == DIGEST_BYTES, "a client id has 16 bytes")
         _require(self.attempt == NO_ATTEMPT or len(self.attempt) == ATTEMPT_BYTES, "an attempt has 8 bytes or none")
         _require(len(self.last_digest) in (0, DIGEST_BYTES), "a digest has 16 bytes")
+        _require(len(self.contract_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+        for ref in self.snapshots:
+            ref.check()
         _require(len(self.stream) <= NAME_LIMIT, f"a stream's name has at most {NAME_LIMIT} characters")
         _require(0 <= self.window <= WINDOW_LIMIT, f"window must be in 0 … {WINDOW_LIMIT}")
         _positions(self.start, self.position)
@@ -119,6 +128,7 @@ class Welcome:
     contract: ResolvedContract
     steps_ahead: int
     keep_alive_s: float
+    warnings: tuple[Violation, ...] = ()  # what the reader should know, and is served nevertheless
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
@@ -141,6 +151,9 @@ class Give:
     step: int
     digest: bytes
 
+    def __post_init__(self) -> None:
+        SnapshotRef(self.step, self.digest).check()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -148,6 +161,9 @@ class Snapshot:
 
     stream: str
     step: int
+
+    def __post_init__(self) -> None:
+        _require(self.step >= 0, "a step is never negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +174,19 @@ class BatchBody:
     index: int
     num_tokens: int
     num_loss_tokens: int
+    local_loss_tokens: int
     step_tokens: int
     step_loss_tokens: int
     max_seqlen: int
-    slots: int  # local slots, T
+    slots: int  # local slots, of all rows
     filler: bool
     row_digest: bytes
     arrays: tuple[ArrayEntry, ...]
 
     def __post_init__(self) -> None:
-        _require(min(self.step, self.index, self.slots) >= 0, "BATCH: a position or width is never negative")
+        counts = (self.num_tokens, self.num_loss_tokens, self.local_loss_tokens, self.step_tokens)
+        sizes = (self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts)
+        _require(min(sizes) >= 0, "BATCH: a position, width or count is never negative")
         _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
 
 
@@ -179,6 +198,10 @@ class Batch:
     attempt: bytes
     floor: Position
     body: BatchBody
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _positions(self.floor)
 
     @property
     def position(self) -> Position:
@@ -224,6 +247,10 @@ class End:
     stream: str
     attempt: bytes
     position: Position
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _positions(self.position)
 
 
 class ErrorCode(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +10,14 @@ from enum import Enum, auto
 
 from packhorse.layout import Coordinates
 from packhorse.microbatch import Position
+from packhorse.rules import Violation
+from packhorse_service.framing import FramedStep, ViewKey, view_of
 from packhorse_service.meeting import Greeting
+from packhorse_service.offer import Offer
 
 __all__ = ["Phase", "Reader", "Roster"]
+
+log = logging.getLogger("packhorse.attempt")
 
 
 class Phase(Enum):
@@ -34,14 +40,18 @@ class Reader:
     sent: Position  # the next to send
     heard_s: float  # when it was last heard
     last_digest: bytes  # of the row it was handed last, until it was compared
+    view: ViewKey  # what it gets of a row
+    warnings: tuple[Violation, ...]  # rules that it breaks and is served nevertheless
     idle_s: float = 0.0  # since its loop last asked
     answered: bool = False  # has acknowledged its WELCOME
     left: bool = False  # has said BYE
     owed_since_s: float | None = None  # since when it has nothing in flight and more is to come
 
     @classmethod
-    def greeted(cls, at: Coordinates, greeting: Greeting, now: float) -> Reader:
+    def greeted(cls, at: Coordinates, greeting: Greeting, offer: Offer, now: float) -> Reader:
         hello = greeting.hello
+        trainer = hello.contract.trainer
+        mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == offer.layout.pipeline - 1
         return cls(
             at=at,
             peer=greeting.peer,
@@ -51,18 +61,22 @@ class Reader:
             sent=hello.position,
             heard_s=now,
             last_digest=hello.last_digest,
+            view=view_of(at, offer.contract, offer.layout, mtp=mtp),
+            warnings=offer.warnings(hello),
         )
 
 
 class Roster:
     """Readers by coordinates and by connection. The floor is kept, not searched: there may be thousands."""
 
-    def __init__(self, greetings: Mapping[Coordinates, Greeting] | None = None, now: float = 0.0) -> None:
-        self.by_coordinates = {at: Reader.greeted(at, g, now) for at, g in sorted((greetings or {}).items())}
+    def __init__(self, greetings: Mapping[Coordinates, Greeting], offer: Offer, now: float = 0.0) -> None:
+        self.by_coordinates = {at: Reader.greeted(at, g, offer, now) for at, g in sorted(greetings.items())}
         self._by_peer = {reader.peer: reader for reader in self}
         self._standing = Counter(reader.acked for reader in self)
         self.floor = min(self._standing, default=Position(0, 0))
         self._silent = len(self.by_coordinates)
+        for warning in dict.fromkeys(warning for reader in self for warning in reader.warnings):
+            log.warning("stream %r: %s", offer.stream, warning)
 
     def __iter__(self) -> Iterator[Reader]:
         return iter(self.by_coordinates.values())
@@ -100,6 +114,21 @@ class Roster:
         reader = self._by_peer.pop(peer, None)
         if reader is not None:
             reader.peer = b""
+
+    def diverged(self, step: FramedStep, num_microbatches: int) -> str | None:
+        """Compare rows made again with what readers say they were handed; what is wrong, if anything is."""
+        for reader in self:
+            at = reader.acked
+            index = at.index - 1 if at.index else num_microbatches - 1
+            if not reader.last_digest or step.step != (at.step if at.index else at.step - 1):
+                continue
+            if step.of(reader.view)[index].body.row_digest != reader.last_digest:
+                return (
+                    f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
+                    "was delivered: the data or its rendering has changed; begin again from a checkpoint"
+                )
+            reader.last_digest = b""
+        return None
 
     @property
     def all_left(self) -> bool:

@@ -13,13 +13,15 @@ import typer
 from rich.console import Console
 
 from packhorse import __version__
-from packhorse.errors import PackhorseError
+from packhorse.errors import ConfigError, PackhorseError
+from packhorse_service.checking import as_json, check_config, explain_rule, load_lengths, show
 from packhorse_service.config import load_config
 from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
-from packhorse_service.server import Server
+from packhorse_service.server import Server, readers_of
 from packhorse_service.sources.formats import SampleFormat
 from packhorse_service.tokenising import TokenizerSpec
+from packhorse_service.trainer_file import load_trainer
 
 __all__ = ["app"]
 
@@ -92,11 +94,49 @@ def serve(
         server = Server(Pipeline(plan, engine), listen or described.listen, steps_ahead=described.steps_ahead)
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
-        log.info("listening on %s for %d readers, %s", server.endpoint, plan.layout.world_size, plan.layout)
+        readers = len(readers_of(plan.layout, plan.contract.readers))
+        log.info("listening on %s for %d readers, %s", server.endpoint, readers, plan.layout)
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
     finally:
         engine.close()
+
+
+@app.command()
+@_reporting
+def check(
+    config: Annotated[
+        Path | None, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML", show_default=False)
+    ] = None,
+    trainer: Annotated[
+        Path | None, typer.Option(help="What a trainer declares (YAML).", metavar="TRAINER.YAML")
+    ] = None,
+    world: Annotated[int | None, typer.Option(help="Ranks of the trainer's job.", min=1)] = None,
+    lengths: Annotated[Path | None, typer.Option(help="Slots of each sample, to bound the fill (.npy).")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    rule: Annotated[str | None, typer.Option("--explain", help="Explain this rule, and check nothing.")] = None,
+) -> int:
+    """Prove the contract without a server: the rules of the handshake, and what follows from the layout.
+
+    Exit code 0 where it holds, with or without warnings, 1 where it does not.
+    """
+    if rule is not None:
+        typer.echo(explain_rule(rule))
+        return 0
+    if config is None:
+        raise ConfigError("FEED.YAML is missing; name the configuration, or a rule with --explain")
+    report = check_config(
+        load_config(config),
+        config.parent,
+        None if trainer is None else load_trainer(trainer),
+        world,
+        None if lengths is None else load_lengths(lengths),
+    )
+    if json_:
+        typer.echo(as_json(report))
+    else:
+        show(report, Console())
+    return 0 if report.ok else 1
 
 
 @app.command("prepare")

@@ -87,7 +87,7 @@ class PackingConfig(Section):
     """How packs are filled."""
 
     lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
-    max_segments: int | None = Field(default=None, ge=1)
+    tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
 
 

@@ -1,13 +1,14 @@
-"""A planned step to what travels: for each data-parallel coordinate and context-parallel slice, its views.
+"""A planned step to what travels: the views that its readers need of each row.
 
-A view is built once and shared by every reader that gets it: tensor- and pipeline-parallel peers of one
-coordinate receive the same bytes.
+A view is built once and shared by every reader that gets it: tensor-parallel peers of one coordinate
+receive the same bytes. A pipeline stage gets only the fields it uses, a middle stage no tokens at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,12 +16,19 @@ from packhorse.context_parallel import Partition
 from packhorse.contract import ResolvedContract
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.row import Row
-from packhorse.views import view_arrays
+from packhorse.stages import needed, stage_of
+from packhorse.views import EVERYTHING, view_arrays
 from packhorse.wire import BatchBody
 
-__all__ = ["FramedStep", "View", "frame_step", "view_of"]
+__all__ = ["FramedStep", "View", "ViewKey", "frame_step", "view_of"]
 
-ViewKey = tuple[int, int]  # data-parallel coordinate, context-parallel slice (0 where rows are whole)
+
+class ViewKey(NamedTuple):
+    """What tells one view of a row from another."""
+
+    data: int  # data-parallel coordinate
+    cut: int = 0  # context-parallel slice; 0 where rows are whole
+    needs: frozenset[str] = EVERYTHING  # of the fields that travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +39,27 @@ class View:
     payload: bytearray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FramedStep:
     """A whole step, ready to send; ``snapshot`` is the stream behind it."""
 
     step: int
-    views: Mapping[ViewKey, tuple[View, ...]]  # [num_microbatches] each
     snapshot: bytes
+    frame: Callable[[ViewKey], tuple[View, ...]] = field(compare=False, repr=False)
+    views: dict[ViewKey, tuple[View, ...]] = field(default_factory=dict)  # [num_microbatches] each
+
+    def of(self, key: ViewKey) -> tuple[View, ...]:
+        """One view of each micro-batch, made when first asked for."""
+        if key not in self.views:
+            self.views[key] = self.frame(key)
+        return self.views[key]
 
 
-def view_of(reader: Coordinates, contract: ResolvedContract) -> ViewKey:
-    """Which view a reader gets."""
-    return reader.data, 0 if contract.partition is Partition.WHOLE else reader.context
+def view_of(reader: Coordinates, contract: ResolvedContract, layout: ParallelLayout, *, mtp: bool = False) -> ViewKey:
+    """Which view a reader gets; ``mtp`` where its stage holds multi-token-prediction layers."""
+    uses = needed(stage_of(layout, reader.pipeline), packed=contract.packed, mtp=mtp)
+    cut = 0 if contract.partition is Partition.WHOLE else reader.context
+    return ViewKey(reader.data, cut, uses & EVERYTHING)
 
 
 def frame_step(
@@ -54,30 +71,52 @@ def frame_step(
     *,
     with_keys: bool,
 ) -> FramedStep:
-    """``rows[rank][index]``: the row of each data-parallel rank's micro-batch."""
+    """``rows[rank][index]``: the row of each data-parallel rank's micro-batch.
+
+    The views of every coordinate are made here; those of a multi-token-prediction stage when they are asked for.
+    """
     everything = [row for of_rank in rows for row in of_rank]
     totals = {
         "step_tokens": sum(row.num_tokens for row in everything if not row.filler),
         "step_loss_tokens": sum(row.num_loss_tokens for row in everything),
     }
-    slices = 1 if contract.partition is Partition.WHOLE else layout.context
-    views: dict[ViewKey, list[View]] = {(rank, cut): [] for rank in range(len(rows)) for cut in range(slices)}
-    for rank, of_rank in enumerate(rows):
-        for index, row in enumerate(of_rank):
-            digest = row.digest(step, index)
-            for cut in range(slices):
-                table, payload, slots = view_arrays(row, contract, layout, cut, with_keys=with_keys)
-                body = BatchBody(
-                    step=step,
-                    index=index,
-                    num_tokens=row.num_tokens,
-                    num_loss_tokens=row.num_loss_tokens,
-                    max_seqlen=int(np.diff(row.cu_seqlens_padded).max()),
-                    slots=slots,
-                    filler=row.filler,
-                    row_digest=digest,
-                    arrays=table,
-                    **totals,
-                )
-                views[rank, cut].append(View(body, payload))
-    return FramedStep(step, {key: tuple(of_view) for key, of_view in views.items()}, snapshot)
+    digests = [[row.digest(step, index) for index, row in enumerate(of_rank)] for of_rank in rows]
+
+    def frame(key: ViewKey) -> tuple[View, ...]:
+        return tuple(one(key, index, row) for index, row in enumerate(rows[key.data]))
+
+    def one(key: ViewKey, index: int, row: Row) -> View:
+        view = view_arrays(row, contract, layout, key.cut, key.needs, with_keys=with_keys)
+        body = BatchBody(
+            step=step,
+            index=index,
+            num_tokens=row.num_tokens,
+            num_loss_tokens=row.num_loss_tokens,
+            local_loss_tokens=view.loss_tokens,
+            max_seqlen=_max_seqlen(row, contract),
+            slots=view.slots,
+            filler=row.filler,
+            row_digest=digests[key.data][index],
+            arrays=view.table,
+            **totals,
+        )
+        return View(body, view.payload)
+
+    framed = FramedStep(step, snapshot, frame)
+    for key in _keys(contract, layout):
+        framed.of(key)
+    return framed
+
+
+def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
+    return {
+        view_of(Coordinates(data, context, 0, stage), contract, layout)
+        for data in range(layout.data)
+        for context in range(layout.context)
+        for stage in range(layout.pipeline)
+    }
+
+
+def _max_seqlen(row: Row, contract: ResolvedContract) -> int:
+    """The longest physical segment; a constant where the number of offsets is one."""
+    return contract.max_width if contract.pad_cu_seqlens else int(np.diff(row.cu_seqlens_padded).max())

@@ -10,6 +10,7 @@ handed out nothing counts for both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,12 +22,16 @@ from packhorse.wire import NO_ATTEMPT, Hello
 __all__ = ["Formation", "Greeting", "Meeting"]
 
 
+EARLY_S = 2.0
+
+
 class Greeting(NamedTuple):
     """A HELLO, the connection it came by, and its place in the order of arrival."""
 
     peer: bytes
     hello: Hello
     arrival: int = 0
+    until_s: float = math.inf  # when it should hear why nothing forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,12 @@ class Meeting:
     _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
     _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
 
-    def note(self, peer: bytes, hello: Hello) -> Greeting | None:
+    def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
         """Remember a HELLO; returns another process's that it replaces."""
         self._arrivals += 1
-        greeting = Greeting(peer, hello, self._arrivals)
+        # A little before it gives up by itself, so that it hears the reason.
+        until = now + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
+        greeting = Greeting(peer, hello, self._arrivals, until)
         replaced = None
         for applies, rule in (
             (hello.attempt != NO_ATTEMPT, self._returning),
@@ -94,6 +101,10 @@ class Meeting:
     def present(self) -> dict[Coordinates, Greeting]:
         """Every reader that has said HELLO and waits."""
         return {**self._beginning, **self._returning}
+
+    def overdue(self, now: float) -> bool:
+        """Whether one that waits would give up about now."""
+        return any(now >= greeting.until_s for greeting in self.present().values())
 
     def missing(self) -> list[Coordinates]:
         return sorted(self.readers - self.present().keys())

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from packhorse.layout import Coordinates
 from packhorse.wire import Wait, WaitReason
-from packhorse_service.attempt import Phase
+from packhorse_service.attempt import Phase, Reader
+from packhorse_service.dismissal import rank_name
 
 if TYPE_CHECKING:
     from packhorse_service.sessions import StreamSession
 
-__all__ = ["describe", "waits"]
+__all__ = ["describe", "silent_readers", "waits"]
 
 NAMES_SHOWN = 16
 
@@ -63,7 +64,7 @@ def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
 
 def _name(session: StreamSession, at: Coordinates, greets: bool) -> str:
     """A reader for people: its rank, coordinates and what is known of it."""
-    name = f"rank {session.offer.layout.rank(at)} ({at})"
+    name = rank_name(session.offer.layout, at)
     reader = session.roster.by_coordinates.get(at)
     if reader is None:
         return name
@@ -72,6 +73,14 @@ def _name(session: StreamSession, at: Coordinates, greets: bool) -> str:
     if reader.left:
         return f"{name}: has left"
     return f"{name}: its loop last asked {reader.idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
+
+
+def silent_readers(session: StreamSession, now: float) -> list[Reader]:
+    """Readers of a running attempt that nothing was heard from for long."""
+    if session.phase is not Phase.RUNNING:
+        return []
+    after = session.offer.rejoin_after_s
+    return [reader for reader in session.roster if not reader.left and now - reader.heard_s > after]
 
 
 def describe(session: StreamSession) -> str:

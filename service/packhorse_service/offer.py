@@ -1,15 +1,20 @@
-"""What one stream offers its readers, and whom it refuses."""
+"""What one stream offers its readers, whom it refuses, and what it warns of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 
-from packhorse.contract import ResolvedContract
+from packhorse.contract import BatchContract, ResolvedContract
 from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.rules import Severity, Violation, compare
-from packhorse.wire import PROTOCOL_VERSION, Hello
+from packhorse.rules import Violation, compare, errors, warnings
+from packhorse.trainer import TrainerFacts
+from packhorse.wire import PROTOCOL_VERSION, Hello, Reject
+from packhorse_service.dismissal import refusal
+from packhorse_service.meeting import Formation, Meeting
 
-__all__ = ["Offer"]
+__all__ = ["Offer", "disagreements", "dismissals"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +31,58 @@ class Offer:
     keep_alive_s: float = 1.0
     rejoin_after_s: float = 60.0
 
+    def _broken(self, hello: Hello) -> list[Violation]:
+        return compare(hello.contract, hello.layout, hello.window, self.contract, self.layout)
+
+    def warnings(self, hello: Hello) -> tuple[Violation, ...]:
+        """What this reader should know, and is served nevertheless."""
+        return tuple(warnings(self._broken(hello)))
+
     def refusals(self, hello: Hello) -> list[Violation]:
-        """Every rule that this reader breaks."""
-        found = compare(hello.contract, hello.layout, hello.window, self.contract, self.layout)
+        """Every rule that refuses this reader."""
+        found = errors(self._broken(hello))
         if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
             got = f"{hello.min_version} … {hello.max_version}"
-            found.append(_refusal("PROTOCOL", "protocol", str(PROTOCOL_VERSION), got, "install the server's version"))
+            found.append(refusal("PROTOCOL", "protocol", str(PROTOCOL_VERSION), got, "install the server's version"))
         if hello.reader not in self.readers:
             want = f"a reader of {self.layout}"
-            found.append(_refusal("RANKS_AGREE", "reader", want, str(hello.reader), "check rank and layout"))
+            found.append(refusal("RANKS_AGREE", "reader", want, str(hello.reader), "check rank and layout"))
         return found
 
 
-def _refusal(rule: str, field_name: str, want: str, got: str, remedy: str) -> Violation:
-    return Violation(rule=rule, severity=Severity.ERROR, field=field_name, want=want, got=got, remedy=remedy)
+def disagreements(hellos: Mapping[Coordinates, Hello]) -> list[Violation]:
+    """``RANKS_AGREE``: the fields in which the readers of a stream declare different things, and who differs."""
+    if len({hello.contract_digest for hello in hellos.values()}) <= 1:
+        return []
+    declared = {str(at): _declared(hello.contract) for at, hello in sorted(hellos.items())}
+    found = []
+    for name in next(iter(declared.values())):
+        values = {at: of_reader[name] for at, of_reader in declared.items()}
+        ((usual, count), *_) = Counter(values.values()).most_common(1)
+        if count == len(values):
+            continue
+        odd = [f"{at} {value}" for at, value in values.items() if value != usual]
+        got = ", ".join(odd[:NAMED]) + (f" and {len(odd) - NAMED} more" if len(odd) > NAMED else "")
+        want = f"the same for all readers; most declare {usual}"
+        found.append(refusal("RANKS_AGREE", name, want, got, f"declare the same {name} on every rank"))
+    return found
+
+
+def _declared(contract: BatchContract) -> dict[str, object]:
+    """Every field of a contract and every fact of its trainer, by name."""
+    facts = contract.trainer or TrainerFacts()
+    of_trainer = {f"trainer.{f.name}": getattr(facts, f.name) for f in fields(facts)}
+    return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
+
+
+def dismissals(offer: Offer, meeting: Meeting, formation: Formation | None) -> Iterator[tuple[bytes, Reject]]:
+    """All are here, and declare different contracts: whom to refuse, each by its connection."""
+    greetings = formation.greetings if formation else {}
+    violations = tuple(disagreements({at: greeting.hello for at, greeting in greetings.items()}))
+    if violations:
+        for greeting in greetings.values():
+            meeting.forget(greeting.peer)
+            yield greeting.peer, Reject(stream=offer.stream, violations=violations)
+
+
+NAMED = 4  # readers that differ, in a message

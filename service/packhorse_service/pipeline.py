@@ -4,9 +4,10 @@
 2. loading   ``loading``          blocks of a shard to ``TokenBlock``s (``decoding``), in worker processes
 3. mixing    ``mixing``           which source gives the next sample, and from which open shard
              ``stream``           samples in that order, cut to length; remembers what is not packed yet
-4. packing   ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
-5. planning  ``planning``         a step's packs to (data-parallel rank, index), balanced by cost
-             ``row_building``     a pack to the arrays of one physical row
+4. packing   ``assembling``       samples to micro-batches, by packing mode
+             ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
+5. planning  ``planning``         a step's micro-batches to (data-parallel rank, index), balanced by cost
+             ``row_building``     a micro-batch to the arrays of one physical row
 6. framing   ``framing``          a row to each rank's view of it, and the snapshot behind the step
 
 Everything here is a pure function of the plan and the data. The plan is described once (``StreamPlan``),
@@ -16,31 +17,33 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from packhorse.contract import BatchContract, Remainder, ResolvedContract, resolve
+from packhorse.contract import BatchContract, Packing, Remainder, ResolvedContract, resolve
 from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.row import SampleKey
 from packhorse.rules import Case, Severity, check
+from packhorse.trainer import TrainerFacts
+from packhorse_service.assembling import Segment, assembler_for
 from packhorse_service.config import ENDLESS, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.mixing import SourcePlan, integer_weights
-from packhorse_service.packing import Packer, PackingPlan
+from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
-from packhorse_service.row_building import build_row
+from packhorse_service.row_building import build_row, segment_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
-from packhorse_service.stream import Piece, SampleStream, SourceCounts, SourceSetting
+from packhorse_service.stream import SampleStream, SourceCounts, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 
-__all__ = ["Pipeline", "StreamPlan", "make_engine", "plan_stream"]
+__all__ = ["Pipeline", "StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
 
 DEFAULT_LOOKAHEAD = 64  # packs' worth
 
@@ -67,9 +70,9 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
     Raises ``ConfigError``, ``SourceError`` (shards) or ``ContractError`` (all broken rules at once).
     """
     layout, declared = config.layout, config.contract
-    spec, tokenizer = _tokenizer(config, base)
-    contract = _contract(declared, layout, tokenizer)
-    broken = check(Case(layout, contract))
+    spec, tokenizer = open_tokenizer(config, base)
+    contract = resolve_contract(declared, layout, tokenizer)
+    broken = check(Case(layout, contract, declared.trainer or TrainerFacts()))
     if any(violation.severity is Severity.ERROR for violation in broken):
         raise ContractError("the contract does not hold:\n" + "\n".join(f"  {v}" for v in broken))
     _check_snapshot_size(config)
@@ -91,8 +94,10 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         for source_name, source in config.sources.items()
     }
     lookahead = config.packing.lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
-    capacity = contract.seq_length // contract.segment_multiple
-    packing = PackingPlan(capacity=capacity, lookahead=lookahead * capacity, max_segments=config.packing.max_segments)
+    capacity = (contract.seq_length - config.packing.tail_slots) // contract.segment_multiple
+    if capacity < 1:
+        raise ConfigError(f"packing.tail_slots={config.packing.tail_slots} leaves no room in rows of seq_length slots")
+    packing = PackingPlan(capacity=capacity, lookahead=lookahead * capacity, max_segments=contract.max_segments)
     cost = CostModel(6 * config.packing.hidden_size)
     return StreamPlan(
         name=name,
@@ -108,7 +113,8 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
     )
 
 
-def _tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
+def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
+    """The tokenizer of a configuration, and what a loader needs to open it too."""
     named = config.tokenizer
     if named is None:
         return None, None
@@ -116,7 +122,8 @@ def _tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, T
     return spec, Tokenizer(spec)
 
 
-def _contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:
+def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:
+    """The contract as it is served. Raises ``ConfigError`` that names what it lacks."""
     vocab_size = declared.vocab_size or (tokenizer.vocab_size if tokenizer is not None else None)
     required = {
         "seq_length": declared.seq_length,
@@ -209,18 +216,24 @@ def _make_load(specs: Mapping[str, DecodingSpec]) -> Load:
     return BlockLoader(specs).load
 
 
+def _cut_length(plan: StreamPlan) -> int:
+    """Slots at which an over-long sample is cut; 0 where documents are cut to the rows they fall into."""
+    lengths = {Packing.CONCAT: 0, Packing.ONLINE: plan.packing.capacity * plan.contract.segment_multiple}
+    return lengths.get(plan.contract.packing, plan.contract.seq_length)
+
+
 class Pipeline:
     """Runs a plan: whole steps in order, from the beginning or from a snapshot."""
 
     def __init__(self, plan: StreamPlan, engine: Engine) -> None:
         self.plan = plan
         self.step = 0  # the next to make
-        self._stream = SampleStream(plan.sources, BlockStore(engine), plan.contract.seq_length)
+        self._cut_length = _cut_length(plan)
+        self._stream = SampleStream(plan.sources, BlockStore(engine), self._cut_length or None)
         self._fresh()
 
     def _fresh(self) -> None:
-        self._packer = Packer(self.plan.packing)
-        self._pieces: dict[int, Piece] = {}  # pending, by number
+        self._assembler = assembler_for(self.plan.contract, self.plan.packing)
         self._exhausted = False
 
     @property
@@ -232,19 +245,19 @@ class Pipeline:
         """Make one whole step; ``None`` at the end of a finite stream."""
         contract, layout = self.plan.contract, self.plan.layout
         size = contract.global_batch_size // contract.micro_batch_size
-        packs = [pack for _ in range(size) if (pack := self._next_pack())]
-        if not packs or (len(packs) < size and contract.remainder is Remainder.DROP):
+        assembled = [micro_batch for _ in range(size) if (micro_batch := self._next_micro_batch())]
+        if not assembled or (len(assembled) < size and contract.remainder is Remainder.DROP):
             return None
-        rows = [build_row(pack, contract, self._keys(pack)) for pack in packs]
-        costs = [self.plan.cost.cost([piece.slots for piece in pack]) for pack in packs]
-        missing = size - len(packs)
+        rows = [build_row(segments, contract, self._keys(segments)) for segments in assembled]
+        costs = [self.plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in assembled]
+        missing = size - len(assembled)
         rows += [rows[-1].as_filler()] * missing
         plan = plan_step(costs + costs[-1:] * missing, layout.data)
-        snapshot = encode_snapshot(self.step + 1, contract.seq_length, self.plan.identity, self._stream.place())
+        place, consumed = self._stream.place(), self._assembler.consumed
         step = frame_step(
             self.step,
-            [[rows[pack] for pack in of_rank] for of_rank in plan],
-            snapshot,
+            [[rows[number] for number in of_rank] for of_rank in plan],
+            encode_snapshot(self.step + 1, self._cut_length, self.plan.identity, place, consumed),
             contract,
             layout,
             with_keys=self.plan.with_keys,
@@ -252,32 +265,28 @@ class Pipeline:
         self.step += 1
         return step
 
-    def _next_pack(self) -> list[Piece]:
-        """The pieces of the next pack; none at the end."""
-        while self._packer.wants_more and not self._exhausted:
-            self._take_in(self._stream.draw())
-        if not len(self._packer):
-            return []
-        numbers = self._packer.next_pack()
-        self._stream.settle(numbers)
-        return [self._pieces.pop(number) for number in numbers]
+    def _next_micro_batch(self) -> Sequence[Segment]:
+        """The segments of the next micro-batch; none at the end."""
+        while self._assembler.wants_more and not self._exhausted:
+            pieces = self._stream.draw()
+            self._exhausted = pieces is None
+            for piece in pieces or ():
+                self._assembler.add(piece)
+        assembled = self._assembler.next()
+        if assembled is None:
+            return ()
+        self._stream.settle(assembled.done)
+        return assembled.segments
 
-    def _keys(self, pack: list[Piece]) -> tuple[SampleKey, ...]:
+    def _keys(self, segments: Sequence[Segment]) -> tuple[SampleKey, ...]:
         if not self.plan.with_keys:
             return ()
         sources = self.plan.sources
         return tuple(
-            (sources[p.source].plan.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample]) for p in pack
+            (sources[p.source].plan.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample])
+            for segment in segments
+            for p in segment
         )
-
-    def _take_in(self, pieces: list[Piece] | None) -> None:
-        if pieces is None:
-            self._exhausted = True
-            return
-        multiple = self.plan.contract.segment_multiple
-        for piece in pieces:
-            self._pieces[piece.number] = piece
-            self._packer.add(piece.number, -(-piece.slots // multiple))
 
     def restore(self, snapshot: bytes | None) -> None:
         """Stand where the snapshot was taken, or at the beginning.
@@ -290,11 +299,11 @@ class Pipeline:
             self._stream.restart()
             return
         decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
-        if decoded.cut_length != self.plan.contract.seq_length:
+        if decoded.cut_length != self._cut_length:
             raise ContractError(
                 f"snapshot: its samples were cut at seq_length={decoded.cut_length}, this stream cuts at "
-                f"{self.plan.contract.seq_length}; resume with the seq_length of the checkpoint"
+                f"{self._cut_length}; resume with the seq_length of the checkpoint"
             )
         self._fresh()
         self.step = decoded.step
-        self._take_in(self._stream.resume(decoded.place))
+        self._assembler.resume(self._stream.resume(decoded.place), decoded.consumed)

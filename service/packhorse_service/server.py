@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,7 @@ from types import FrameType
 
 import zmq
 
+from packhorse.contract import Readers
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.wire import ErrorCode, ServerError, decode, encode
@@ -48,10 +49,19 @@ FAREWELL_S = 5.0
 REPORT_S = 10.0
 
 
-def readers_of(layout: ParallelLayout) -> frozenset[Coordinates]:
-    """Every coordinate connects."""
+def readers_of(layout: ParallelLayout, readers: Readers = Readers.ALL) -> frozenset[Coordinates]:
+    """The coordinates that connect."""
     sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
-    return frozenset(Coordinates(*at) for at in product(*(range(size) for size in sizes)))
+    every = (Coordinates(*at) for at in product(*(range(size) for size in sizes)))
+    return frozenset(at for at in every if READS[readers](at, layout))
+
+
+# Whether a coordinate reads for itself, or gets its micro-batches from a peer's broadcast.
+READS: dict[Readers, Callable[[Coordinates, ParallelLayout], bool]] = {
+    Readers.ALL: lambda at, layout: True,
+    Readers.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
+    Readers.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,7 @@ class Server:
                 layout=plan.layout,
                 contract=plan.contract,
                 fingerprint=plan.identity.fingerprint,
-                readers=readers_of(plan.layout),
+                readers=readers_of(plan.layout, plan.contract.readers),
                 steps_ahead=steps_ahead,
             )
         )

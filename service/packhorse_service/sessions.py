@@ -12,7 +12,7 @@ A running attempt is untouched until a new one has formed (``meeting``): whoever
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,41 +36,15 @@ from packhorse.wire import (
     Welcome,
 )
 from packhorse_service.attempt import Phase, Reader, Roster
-from packhorse_service.framing import FramedStep, view_of
+from packhorse_service.dismissal import Dismissal, rank_name
+from packhorse_service.effects import Effect, Make, Restore, Send
+from packhorse_service.framing import FramedStep
 from packhorse_service.meeting import Formation, Meeting
-from packhorse_service.notices import waits
-from packhorse_service.offer import Offer
+from packhorse_service.notices import silent_readers, waits
+from packhorse_service.offer import Offer, dismissals
 from packhorse_service.supply import Supply
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """To one connection, with the message's further frames."""
-
-    peer: bytes
-    message: Message
-    extra: Frames = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """Make this step; the answer is ``made`` with the same round."""
-
-    round: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Stand at this snapshot, or at the beginning; the answer is ``restored`` with the same round."""
-
-    round: int
-    snapshot: bytes | None
-
-
-Effect = Send | Make | Restore
 
 
 @dataclass(slots=True)
@@ -82,9 +56,10 @@ class StreamSession:
     attempt: bytes = NO_ATTEMPT
     attempt_number: int = 0
     failure: str | None = None  # why the stream cannot go on
-    roster: Roster = field(default_factory=Roster)
+    roster: Roster = field(init=False)
     meeting: Meeting = field(init=False)
     supply: Supply = field(init=False)
+    _dismissal: Dismissal = field(init=False)
     phase_since_s: float = 0.0
     _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
     _asked: tuple[bytes, int, bytes] | None = None  # (peer, step, digest) of the snapshot asked for
@@ -93,8 +68,10 @@ class StreamSession:
     _rejoin_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.roster = Roster({}, self.offer)
         self.meeting = Meeting(self.offer.readers)
         self.supply = Supply(self.offer.steps_ahead)
+        self._dismissal = Dismissal(self.offer.layout)
 
     # The server's calls ------------------------------------------------------------------------------
 
@@ -126,7 +103,7 @@ class StreamSession:
         if round_ != self._round:
             return []
         self.supply.made(step)
-        diverged = self._diverged(step) if step is not None else None
+        diverged = self.roster.diverged(step, self._num_microbatches) if step is not None else None
         return self.fail(diverged, ErrorCode.DIVERGED) if diverged else self._pump(now)
 
     def restored(self, round_: int, now: float) -> list[Effect]:
@@ -138,7 +115,7 @@ class StreamSession:
         if round_ != self._round:
             return []
         told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
-        self.roster, self.attempt = Roster(), NO_ATTEMPT
+        self.roster, self.attempt = Roster({}, self.offer), NO_ATTEMPT
         self.meeting.clear()
         self.supply.lose()
         self._enter(Phase.FORMING, now)
@@ -147,8 +124,8 @@ class StreamSession:
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
-        self._told = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
-        self._told.discard(b"")
+        present = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        self._told = present - {b""}
         return [self._error(peer, code, message, fatal=True) for peer in sorted(self._told)]
 
     def _say_failure(self, peer: bytes, message: Message) -> list[Effect]:
@@ -165,28 +142,44 @@ class StreamSession:
 
     def tick(self, now: float) -> list[Effect]:
         """Time passed: every keep-alive interval, tell whom something is owed what is waited for."""
+        if self.failure is None and self.meeting.overdue(now):
+            return self._dismiss()
         if now - self._said_s < self.offer.keep_alive_s or self.failure is not None:
             return []
         self._said_s = now
         return [*(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
+
+    def _dismiss(self) -> list[Effect]:
+        """The deadline of those that wait: refuse them all, in the same words."""
+        violations = self._dismissal.violations(self.meeting.missing(), self.meeting.disagreement())
+        reject = Reject(stream=self.offer.stream, violations=violations)
+        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.present().values()]
+        self.meeting.clear()
+        self._dismissal.clear()
+        return told
 
     # HELLO -------------------------------------------------------------------------------------------
 
     def _hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
         violations = self.offer.refusals(hello)
         if violations:
-            return [Send(peer, Reject(stream=self.offer.stream, violations=tuple(violations)))]
+            named = self._dismissal.refuse(hello, violations)
+            return [Send(peer, Reject(stream=self.offer.stream, violations=named))]
+        self._dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
         if known is not None and returns and self.phase in (Phase.WELCOMING, Phase.RUNNING, Phase.ENDED):
             return self._move(known, peer, hello, now)
-        replaced = self.meeting.note(peer, hello)
+        replaced = self.meeting.note(peer, hello, now)
         effects: list[Effect] = []
         if replaced is not None and replaced.peer != peer:
-            text = f"another process has claimed {hello.reader}; each reader connects once: check the ranks"
+            self._dismissal.claim_twice(hello.reader)
+            name = rank_name(self.offer.layout, hello.reader)
+            text = f"another process has claimed {name}; each reader connects once: check the ranks"
             effects.append(self._error(replaced.peer, ErrorCode.FAILED, text, fatal=True))
         formation = self.meeting.formed()
-        return effects + (self._form(formation, now) if formation else [])
+        refused = [Send(peer, reject) for peer, reject in dismissals(self.offer, self.meeting, formation)]
+        return effects + (refused or (self._form(formation, now) if formation else []))
 
     def _move(self, reader: Reader, peer: bytes, hello: Hello, now: float) -> list[Effect]:
         """A reader of this attempt is back on a new connection and continues at its position."""
@@ -203,10 +196,11 @@ class StreamSession:
     def _form(self, formation: Formation, now: float) -> list[Effect]:
         self.attempt = formation.attempt or secrets.token_bytes(ATTEMPT_BYTES)
         self.attempt_number += 1
-        self.roster = Roster(formation.greetings, now)
+        self.roster = Roster(formation.greetings, self.offer, now)
         self._enter(Phase.RESTORING, now)
         lowest = formation.lowest
-        if self.supply.holds(lowest.step):
+        # A new attempt that begins elsewhere may have other data in mind: its snapshot tells.
+        if self.supply.holds(lowest.step) and (formation.attempt or lowest.step == 0):
             return self._welcome_all(now)
         return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation)
 
@@ -253,6 +247,7 @@ class StreamSession:
                 contract=offer.contract,
                 steps_ahead=offer.steps_ahead,
                 keep_alive_s=offer.keep_alive_s,
+                warnings=reader.warnings,
             ),
         )
 
@@ -277,6 +272,7 @@ class StreamSession:
             return []
         self._enter(Phase.RUNNING, now)
         self.meeting.clear()
+        self._dismissal.clear()
         return self._pump(now)
 
     def _ack(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
@@ -344,46 +340,26 @@ class StreamSession:
         step = self.supply.steps.get(at.step)
         if step is None:
             return None, ()
-        view = step.views[view_of(reader.at, self.offer.contract)][at.index]
+        view = step.of(reader.view)[at.index]
         reader.sent = at.after(self._num_microbatches)
         batch = Batch(stream=self.offer.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
         last = at.index == self._num_microbatches - 1
         return batch, (view.payload, step.snapshot) if last else (view.payload,)
 
-    def _diverged(self, step: FramedStep) -> str | None:
-        """Compare rows made again with what readers say they were handed."""
-        for reader in self.roster:
-            at = reader.acked
-            index = at.index - 1 if at.index else self._num_microbatches - 1
-            if not reader.last_digest or step.step != (at.step if at.index else at.step - 1):
-                continue
-            if step.views[view_of(reader.at, self.offer.contract)][index].body.row_digest != reader.last_digest:
-                return (
-                    f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
-                    "was delivered: the data or its rendering has changed; begin again from a checkpoint"
-                )
-            reader.last_digest = b""
-        return None
-
     # Silence ----------------------------------------------------------------------------------------
 
     def _rejoins(self, now: float) -> list[Effect]:
         """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
-        after = self.offer.rejoin_after_s
-        silent = [r for r in self.roster if not r.left and now - r.heard_s > after]
-        if self.phase is not Phase.RUNNING or not silent or now - self._rejoin_s < after:
+        silent = silent_readers(self, now)
+        if not silent or now - self._rejoin_s < self.offer.rejoin_after_s:
             return []
         self._rejoin_s = now
-        text = f"nothing heard from {_listed(r.at for r in silent)} for {after:.0f} s"
-        others = [r for r in self.roster if r.peer and r not in silent]
-        return [self._error(r.peer, ErrorCode.REJOIN, text) for r in others]
+        names, after = ", ".join(str(reader.at) for reader in silent), self.offer.rejoin_after_s
+        text = f"nothing heard from {names} for {after:.0f} s"
+        return [self._error(r.peer, ErrorCode.REJOIN, text) for r in self.roster if r.peer and r not in silent]
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, names)))
 
 
 Transition = Callable[[StreamSession, bytes, Any, Frames, float], list[Effect]]

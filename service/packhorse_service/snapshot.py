@@ -1,6 +1,6 @@
 """The resumable state of a stream before a step, in a fixed binary layout.
 
-    magic "PHSNAP", version u16 | step u64 | cutting length u32 | sources u16 | pieces u32
+    magic "PHSNAP", version u16 | step u64 | cutting length u32 | sources u16 | pieces u32 | consumed u64
     | identity: 8 bytes a part | each source's place (``mixing``) | one bit a piece: packed
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
@@ -29,13 +29,14 @@ VERSION = 1
 STEP_LIMIT = 1 << 62  # as on the wire
 IDENTITY_BYTES = 64
 BITS_BYTES = 8 << 10  # 65,536 samples drawn since the oldest pending one
-HEAD = struct.Struct("<6sHQIHI")
+HEAD = struct.Struct("<6sHQIHIQ")
 
 
 class StreamSnapshot(NamedTuple):
     step: int
-    cut_length: int  # seq_length at which over-long samples were cut
+    cut_length: int  # seq_length at which over-long samples were cut; 0 where rows cut them
     place: StreamPlace
+    consumed: int  # slots (ids of an endless run) of the oldest pending piece that were delivered
 
 
 def snapshot_bound(sources: int, open_shards: int) -> int:
@@ -43,9 +44,9 @@ def snapshot_bound(sources: int, open_shards: int) -> int:
     return HEAD.size + IDENTITY_BYTES + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + BITS_BYTES
 
 
-def encode_snapshot(step: int, cut_length: int, identity: StreamIdentity, place: StreamPlace) -> bytes:
+def encode_snapshot(step: int, cut_length: int, identity: StreamIdentity, place: StreamPlace, consumed: int) -> bytes:
     """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
-    head = HEAD.pack(MAGIC, VERSION, step, cut_length, len(place.order.sources), len(place.packed))
+    head = HEAD.pack(MAGIC, VERSION, step, cut_length, len(place.order.sources), len(place.packed), consumed)
     data = b"".join((head, identity.packed_order(), place.order.encode(), bits(place.packed).tobytes()))
     if len(data) > SNAPSHOT_LIMIT_BYTES:
         raise ContractError(
@@ -62,7 +63,7 @@ def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> Stre
     """
     if len(data) > SNAPSHOT_LIMIT_BYTES or len(data) < HEAD.size:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {HEAD.size} … {SNAPSHOT_LIMIT_BYTES}")
-    magic, version, step, cut_length, sources, pieces = HEAD.unpack_from(data)
+    magic, version, step, cut_length, sources, pieces, consumed = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION or step >= STEP_LIMIT:
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
     rest = memoryview(data)[HEAD.size :]
@@ -80,4 +81,4 @@ def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> Stre
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
-    return StreamSnapshot(step, cut_length, StreamPlace(Order(places), packed))
+    return StreamSnapshot(step, cut_length, StreamPlace(Order(places), packed), consumed)

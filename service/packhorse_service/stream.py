@@ -7,6 +7,7 @@ for each piece drawn since: packed or pending. Resuming draws again from the tai
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,12 +107,15 @@ class _Reading:
 
 
 class SampleStream:
-    """Draws pieces of at most ``seq_length`` slots, in order; remembers what is not packed yet."""
+    """Draws pieces of at most ``seq_length`` slots, in order; remembers what is not packed yet.
 
-    def __init__(self, settings: Sequence[SourceSetting], blocks: BlockStore, seq_length: int) -> None:
+    ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into.
+    """
+
+    def __init__(self, settings: Sequence[SourceSetting], blocks: BlockStore, seq_length: int | None) -> None:
         self._settings = settings
         self._blocks = blocks
-        self._seq_length = seq_length
+        self._seq_length = sys.maxsize if seq_length is None else seq_length
         self.counts = {setting.plan.name: SourceCounts() for setting in settings}
         self.restart()
 

@@ -8,6 +8,7 @@ from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import Position
 from packhorse.payload import ArrayEntry
 from packhorse.rules import Severity, Violation
+from packhorse.trainer import Stack, TrainerFacts
 from packhorse.wire import (
     Ack,
     Batch,
@@ -30,7 +31,8 @@ from packhorse.wire import (
 __all__ = ["EXAMPLES", "EXTRA"]
 
 LAYOUT = ParallelLayout(data=2, context=2)
-DECLARED = BatchContract(seq_length=16, partition=Partition.ZIGZAG)
+FACTS = TrainerFacts(stack=Stack.MEGATRON_LM, world_size=4, hierarchical_cp_sizes=(2, 1))
+DECLARED = BatchContract(seq_length=16, partition=Partition.ZIGZAG, trainer=FACTS)
 CONTRACT = resolve(DECLARED, LAYOUT, seq_length=16, global_batch_size=8, vocab_size=1000)
 
 EXAMPLES: dict[str, Message] = {
@@ -49,6 +51,7 @@ EXAMPLES: dict[str, Message] = {
         snapshots=(SnapshotRef(step=3, digest=b"\x33" * 16),),
         last_digest=b"\x44" * 16,
         window=4,
+        patience_s=540.0,
     ),
     "WELCOME": Welcome(
         server=b"server!!",
@@ -60,6 +63,16 @@ EXAMPLES: dict[str, Message] = {
         contract=CONTRACT,
         steps_ahead=2,
         keep_alive_s=1.0,
+        warnings=(
+            Violation(
+                rule="PER_TOKEN_LOSS",
+                severity=Severity.WARN,
+                field="loss_reduction",
+                want="per_token",
+                got="mean",
+                remedy="set per_token",
+            ),
+        ),
     ),
     "REJECT": Reject(
         stream="train",
@@ -80,6 +93,7 @@ EXAMPLES: dict[str, Message] = {
             index=1,
             num_tokens=8,
             num_loss_tokens=7,
+            local_loss_tokens=3,
             step_tokens=80,
             step_loss_tokens=70,
             max_seqlen=8,

@@ -299,18 +299,31 @@ def test_a_stream_is_handed_out_in_order_and_ends(endpoint: str) -> None:
 
 def test_hello_says_what_this_reader_declares(endpoint: str) -> None:
     declared = BatchContract(seq_length=8)
-    options: dict[str, Any] = {"contract": declared, "layout": ParallelLayout(data=2), "rank": 1, "window": 7}
+    options: dict[str, Any] = {
+        "contract": declared,
+        "layout": ParallelLayout(data=2),
+        "rank": 1,
+        "window": 7,
+        "start_timeout": 31,
+    }
     with ScriptedServer(endpoint, saying()) as server:
         with feed_from(endpoint, stream="validation", **options) as feed:
             wait_until(lambda: bool(server.heard), "HELLO")
         (hello,) = server.heard_of(Hello)
     assert (hello.stream, hello.reader, hello.window) == ("validation", feed.coordinates, 7)
+    assert hello.patience_s == 31.0, "it waits for the others as long as the start may take"
     assert (hello.contract, hello.layout, hello.attempt, hello.position) == (
         declared,
         ParallelLayout(data=2),
         b"",
         ORIGIN,
     )
+
+
+def test_what_the_server_warns_of_can_be_read(endpoint: str) -> None:
+    with ScriptedServer(endpoint, saying(*TWO_STEPS)), feed_from(endpoint) as feed:
+        next(feed)
+        assert feed.warnings == WELCOME.warnings != ()
 
 
 def test_whole_steps_are_handed_out_as_tuples(endpoint: str) -> None:

@@ -21,7 +21,15 @@ TENSORS = {
     "position_ids": torch.int64,
     "cu_seqlens": torch.int32,
     "cu_seqlens_padded": torch.int32,
+    "padding_mask": torch.bool,
 }
+
+
+def held(micro_batch: MicroBatch) -> list[str]:
+    """The arrays of a micro-batch; the padding mask is there only where the contract asks for it."""
+    return [name for name in TENSORS if getattr(micro_batch, name) is not None]
+
+
 ROWS = st.one_of(row_cases(), row_cases().map(RowCase.as_filler))
 
 
@@ -30,8 +38,9 @@ def test_tensors_have_the_dtypes_shapes_and_values_of_the_arrays(case: RowCase) 
     for rank in range(case.layout.context):
         arrays = deliver(case, rank)
         tensors = to_torch(arrays, pin=False)
-        for name, dtype in TENSORS.items():
-            tensor = getattr(tensors, name)
+        assert held(tensors) == [name for name in TENSORS if name != "padding_mask" or case.contract.padding_mask]
+        for name in held(tensors):
+            dtype, tensor = TENSORS[name], getattr(tensors, name)
             assert isinstance(tensor, torch.Tensor)
             assert (tensor.dtype, tensor.is_contiguous()) == (dtype, True)
             assert tensor.tolist() == getattr(arrays, name).tolist()
@@ -41,6 +50,7 @@ def test_tensors_have_the_dtypes_shapes_and_values_of_the_arrays(case: RowCase) 
 def test_counts_stay_on_the_host(case: RowCase) -> None:
     arrays = deliver(case, with_keys=True)
     tensors = to_torch(arrays, pin=False).to("cpu")
+    assert all(type(offsets) is np.ndarray for offsets in tensors.host_offsets)
     for field in fields(MicroBatch):
         if field.name not in TENSORS:
             assert getattr(tensors, field.name) == getattr(arrays, field.name)
@@ -52,7 +62,8 @@ def test_counts_stay_on_the_host(case: RowCase) -> None:
 def test_a_copy_on_a_device_has_every_tensor_there(case: RowCase, non_blocking: bool) -> None:
     here = to_torch(deliver(case), pin=False)
     there = here.to("cpu", non_blocking=non_blocking)
-    for name in TENSORS:
+    assert held(there) == held(here)
+    for name in held(here):
         assert getattr(there, name).device == torch.device("cpu")
         assert torch.equal(getattr(there, name), getattr(here, name))
 
@@ -61,8 +72,8 @@ def test_a_copy_on_a_device_has_every_tensor_there(case: RowCase, non_blocking: 
 @given(row_cases())
 def test_a_device_is_named_by_text_or_object(case: RowCase) -> None:
     micro_batch = to_torch(deliver(case), pin=False)
-    assert all(getattr(micro_batch.to("meta"), name).device.type == "meta" for name in TENSORS)
-    assert all(getattr(micro_batch.to(torch.device("meta")), name).device.type == "meta" for name in TENSORS)
+    assert all(getattr(micro_batch.to("meta"), name).device.type == "meta" for name in held(micro_batch))
+    assert all(getattr(micro_batch.to(torch.device("meta")), name).device.type == "meta" for name in held(micro_batch))
 
 
 @given(ROWS)

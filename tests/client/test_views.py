@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from packhorse.context_parallel import Partition
 from packhorse.contract import BatchContract, TailPadding, resolve
-from packhorse.errors import ProtocolError
+from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
 from packhorse.payload import join_arrays, split_arrays
@@ -154,6 +154,11 @@ def test_every_rank_is_handed_what_the_design_says_slot_by_slot(case: RowCase) -
         assert micro_batch.cu_seqlens.tolist() == slots.cu_seqlens
         assert micro_batch.cu_seqlens_padded.tolist() == slots.cu_seqlens_padded
         assert micro_batch.slots().tolist() == held
+        assert [offsets.tolist() for offsets in micro_batch.host_offsets] == [slots.cu_seqlens, slots.cu_seqlens_padded]
+        if case.contract.padding_mask:
+            assert micro_batch.padding_mask.tolist() == [not slots.real[slot] for slot in held]
+        else:
+            assert micro_batch.padding_mask is None
 
 
 @given(ROWS)
@@ -272,8 +277,41 @@ def test_labels_travel_only_where_they_do_not_follow_from_the_tokens(
     case = case_of(
         TWO_SAMPLES, ParallelLayout(context=2), partition=partition, segment_multiple=4, own_labels=own_labels
     )
-    table, _, _ = view_arrays(case.row, case.contract, case.layout, 0)
-    assert {entry.name for entry in table} == names | {"tokens", "loss_mask", "cu_seqlens", "cu_seqlens_padded"}
+    view = view_arrays(case.row, case.contract, case.layout, 0)
+    assert {entry.name for entry in view.table} == names | {"tokens", "loss_mask", "cu_seqlens", "cu_seqlens_padded"}
+
+
+STAGES = {
+    "first": {"tokens", "position_ids"},
+    "middle": set[str](),
+    "last": {"labels", "loss_mask"},
+    "only": {"tokens", "position_ids", "labels", "loss_mask"},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@given(case=ROWS)
+def test_a_pipeline_stage_is_handed_what_it_uses_and_the_offsets(stage: str, case: RowCase) -> None:
+    needs = STAGES[stage]
+    for rank in range(case.layout.context):
+        whole = deliver(case, rank)
+        body, _ = body_and_payload(case, rank)
+        view = view_arrays(case.row, case.contract, case.layout, rank, needs)
+        body = replace(body, arrays=view.table)
+        part = view_microbatch(body, memoryview(view.payload), case.contract, case.layout, rank)
+        assert (view.slots, view.loss_tokens) == (body.slots, whole.local_loss_tokens)
+        for name in WORKED:
+            if name in needs:
+                assert getattr(part, name).tolist() == getattr(whole, name).tolist()
+            else:
+                assert getattr(part, name) is None
+        for name in ("cu_seqlens", "cu_seqlens_padded"):
+            assert getattr(part, name).tolist() == getattr(whole, name).tolist()
+        assert np.array_equal(part.padding_mask, whole.padding_mask)
+        assert part.slots().tolist() == whole.slots().tolist()
+        if stage != "only":
+            with pytest.raises(ContractError, match="this rank holds a part of it"):
+                part.computed_digest()
 
 
 # What does not fit together is refused --------------------------------------------------------------
@@ -334,7 +372,7 @@ def test_a_slice_without_labels_is_refused_by_name() -> None:
 
 
 def test_a_header_that_promises_another_width_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="the header says 15"):
+    with pytest.raises(ProtocolError, match="15 slots where its offsets end at 16"):
         damaged(WHOLE, {}, width=15)
 
 
@@ -391,5 +429,6 @@ def test_a_damaged_header_never_fails_otherwise() -> None:
 
 def test_a_micro_batch_has_the_fields_of_the_design() -> None:
     promised = {*WORKED, *DTYPES, "max_seqlen", "num_tokens", "num_loss_tokens", "local_loss_tokens", "step_tokens"}
+    promised |= {"padding_mask", "host_offsets"}
     promised |= {"step_loss_tokens", "step", "index", "num_microbatches", "filler", "keys"}
     assert promised <= {f.name for f in fields(MicroBatch)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import msgpack
@@ -46,28 +46,48 @@ from tests.strategies import declared_contracts, layouts, resolved_contracts
 # The protocol's bytes, version 1. A change here is a new version of the protocol.
 GOLDEN: dict[str, str] = {
     "HELLO": (
-        "92a548454c4c4f8eab6d696e5f76657273696f6e01ab6d61785f76657273696f6e01a673747265616da5747261696ea67265"
+        "92a548454c4c4f8fab6d696e5f76657273696f6e01ab6d61785f76657273696f6e01a673747265616da5747261696ea67265"
         "616465729401000000a6636c69656e74c410000102030405060708090a0b0c0d0e0fa66c61796f757486a46461746102a763"
         "6f6e7465787402a674656e736f7201a8706970656c696e6501b173657175656e63655f706172616c6c656cc2a56f72646572"
-        "ab74702d63702d64702d7070a8636f6e74726163748faa7365715f6c656e67746810b06d6963726f5f62617463685f73697a"
-        "65c0b1676c6f62616c5f62617463685f73697a65c0a77061636b696e67c0a9706172746974696f6ea67a69677a6167b07365"
-        "676d656e745f6d756c7469706c65c0ad7061636b5f6d756c7469706c65c0b17061645f746f5f6d61785f6c656e677468c0ac"
-        "7461696c5f70616464696e67c0a96f626a656374697665c0ae6c6f73735f726564756374696f6ec0a972656d61696e646572"
-        "c0aa766f6361625f73697a65c0a67061645f6964c0ac69676e6f72655f696e646578c0af636f6e74726163745f6469676573"
-        "74c41022222222222222222222222222222222a7617474656d7074c408617474656d707421a57374617274920200a8706f73"
-        "6974696f6e920301a9736e617073686f7473919203c41033333333333333333333333333333333ab6c6173745f6469676573"
-        "74c41044444444444444444444444444444444a677696e646f7704"
+        "ab74702d63702d64702d7070a8636f6e7472616374de0018aa7365715f6c656e67746810b06d6963726f5f62617463685f73"
+        "697a65c0b1676c6f62616c5f62617463685f73697a65c0a77061636b696e67c0b169736f6c6174655f646f63756d656e7473"
+        "c0a9706172746974696f6ea67a69677a6167a772656164657273c0b26576616c756174696f6e5f636f6e74657874c0b07365"
+        "676d656e745f6d756c7469706c65c0ad7061636b5f6d756c7469706c65c0ad7374617469635f736861706573c0b17061645f"
+        "746f5f6d61785f6c656e677468c0ae7061645f63755f7365716c656e73c0ac6d61785f7365676d656e7473c0ac7461696c5f"
+        "70616464696e67c0a96f626a656374697665c0ae6c6f73735f726564756374696f6ec0a972656d61696e646572c0b1617474"
+        "656e74696f6e5f6f666673657473c0ac70616464696e675f6d61736bc0aa766f6361625f73697a65c0a67061645f6964c0ac"
+        "69676e6f72655f696e646578c0a7747261696e6572de0022a5737461636bab6d65676174726f6e5f6c6daa776f726c645f73"
+        "697a6504ac6d6f64656c5f66616d696c79c0b06d6f64656c5f7365715f6c656e677468c0af646174615f7365715f6c656e67"
+        "7468c0b76d61785f706f736974696f6e5f656d62656464696e6773c0b07472616e73666f726d65725f696d706cc0b0637573"
+        "746f6d5f617474656e74696f6ec0ac6d65676174726f6e5f646470c0b5617665726167655f696e5f636f6c6c656374697665"
+        "c0b0636c616d70735f7a65726f5f6c6f7373c0b172616d7075705f62617463685f73697a65c0bd64656372656173655f6261"
+        "7463685f73697a655f69665f6e6565646564c0ad7061636b735f6f66666c696e65c0ae7061636b735f696e5f6261746368c0"
+        "ae6465666572735f7061636b696e67c0b864796e616d69635f636f6e746578745f706172616c6c656cc0b17061636b696e67"
+        "5f7363686564756c6572c0ae6d74705f6e756d5f6c6179657273c0b77669727475616c5f706970656c696e655f6368756e6b"
+        "73c0b56d6963726f62617463685f67726f75705f73697a65c0b47661726961626c655f7365715f6c656e67746873c0af6578"
+        "706572745f706172616c6c656cc0ae6d6f655f64697370617463686572c0af6d6f655f706164735f756e6576656ec0aa6375"
+        "64615f6772617068c0b2637564615f67726170685f6d6f64756c6573c0a3667038c0a96670385f7769647468c0ac63705f63"
+        "6f6d6d5f74797065c0b568696572617263686963616c5f63705f73697a6573920201b365787465726e616c5f646174616c6f"
+        "61646572c0a3736674c0b46d616b65735f617474656e74696f6e5f6d61736bc0af636f6e74726163745f646967657374c410"
+        "22222222222222222222222222222222a7617474656d7074c408617474656d707421a57374617274920200a8706f73697469"
+        "6f6e920301a9736e617073686f7473919203c41033333333333333333333333333333333ab6c6173745f646967657374c410"
+        "44444444444444444444444444444444a677696e646f7704aa70617469656e63655f73cb4080e00000000000"
     ),
     "WELCOME": (
-        "92a757454c434f4d4589a6736572766572c4087365727665722121a673747265616da5747261696ea7617474656d7074c408"
+        "92a757454c434f4d458aa6736572766572c4087365727665722121a673747265616da5747261696ea7617474656d7074c408"
         "617474656d707421ae617474656d70745f6e756d62657201ab66696e6765727072696e74c410555555555555555555555555"
-        "55555555a8706f736974696f6e920301a8636f6e74726163748faa7365715f6c656e67746810b06d6963726f5f6261746368"
-        "5f73697a6501b1676c6f62616c5f62617463685f73697a6508a77061636b696e67a66f6e6c696e65a9706172746974696f6e"
-        "a67a69677a6167b07365676d656e745f6d756c7469706c6504ad7061636b5f6d756c7469706c6501b17061645f746f5f6d61"
-        "785f6c656e677468c3ac7461696c5f70616464696e67ab6f776e5f7365676d656e74a96f626a656374697665a3736674ae6c"
-        "6f73735f726564756374696f6eab737465705f746f6b656e73a972656d61696e646572a3706164aa766f6361625f73697a65"
-        "cd03e8a67061645f696400ac69676e6f72655f696e646578d09cab73746570735f616865616402ac6b6565705f616c697665"
-        "5f73cb3ff0000000000000"
+        "55555555a8706f736974696f6e920301a8636f6e7472616374de0017aa7365715f6c656e67746810b06d6963726f5f626174"
+        "63685f73697a6501b1676c6f62616c5f62617463685f73697a6508a77061636b696e67a66f6e6c696e65b169736f6c617465"
+        "5f646f63756d656e7473c3a9706172746974696f6ea67a69677a6167a772656164657273a3616c6cb26576616c756174696f"
+        "6e5f636f6e7465787402b07365676d656e745f6d756c7469706c6504ad7061636b5f6d756c7469706c6501ad737461746963"
+        "5f736861706573c2b17061645f746f5f6d61785f6c656e677468c3ae7061645f63755f7365716c656e73c2ac6d61785f7365"
+        "676d656e7473c0ac7461696c5f70616464696e67ab6f776e5f7365676d656e74a96f626a656374697665a3736674ae6c6f73"
+        "735f726564756374696f6eab737465705f746f6b656e73a972656d61696e646572a3706164b1617474656e74696f6e5f6f66"
+        "6673657473a8706879736963616cac70616464696e675f6d61736bc2aa766f6361625f73697a65cd03e8a67061645f696400"
+        "ac69676e6f72655f696e646578d09cab73746570735f616865616402ac6b6565705f616c6976655f73cb3ff0000000000000"
+        "a87761726e696e67739186a472756c65ae5045525f544f4b454e5f4c4f5353a87365766572697479a47761726ea56669656c"
+        "64ae6c6f73735f726564756374696f6ea477616e74a97065725f746f6b656ea3676f74a46d65616ea672656d656479ad7365"
+        "74207065725f746f6b656e"
     ),
     "REJECT": (
         "92a652454a45435482a673747265616da5747261696eaa76696f6c6174696f6e739186a472756c65a657494e444f57a87365"
@@ -78,11 +98,11 @@ GOLDEN: dict[str, str] = {
     "SNAPSHOT": "92a8534e415053484f5482a673747265616da5747261696ea47374657003",
     "BATCH": (
         "92a5424154434884a673747265616da5747261696ea7617474656d7074c408617474656d707421a5666c6f6f72920203a462"
-        "6f64798ba47374657003a5696e64657801aa6e756d5f746f6b656e7308af6e756d5f6c6f73735f746f6b656e7307ab737465"
-        "705f746f6b656e7350b0737465705f6c6f73735f746f6b656e7346aa6d61785f7365716c656e08a5736c6f747308a666696c"
-        "6c6572c2aa726f775f646967657374c41066666666666666666666666666666666a66172726179739284a46e616d65aa6375"
-        "5f7365716c656e73a56474797065a33c6934a66c656e67746804a66f66667365740084a46e616d65a6746f6b656e73a56474"
-        "797065a33c7532a66c656e67746808a66f666673657440"
+        "6f64798ca47374657003a5696e64657801aa6e756d5f746f6b656e7308af6e756d5f6c6f73735f746f6b656e7307b16c6f63"
+        "616c5f6c6f73735f746f6b656e7303ab737465705f746f6b656e7350b0737465705f6c6f73735f746f6b656e7346aa6d6178"
+        "5f7365716c656e08a5736c6f747308a666696c6c6572c2aa726f775f646967657374c4106666666666666666666666666666"
+        "6666a66172726179739284a46e616d65aa63755f7365716c656e73a56474797065a33c6934a66c656e67746804a66f666673"
+        "65740084a46e616d65a6746f6b656e73a56474797065a33c7532a66c656e67746808a66f666673657440"
     ),
     "ACK": (
         "92a341434b84a673747265616da5747261696ea7617474656d7074c408617474656d707421a8706f736974696f6e920302a6"
@@ -105,6 +125,24 @@ GOLDEN: dict[str, str] = {
 def test_the_bytes_of_a_message_do_not_change(tag: str) -> None:
     assert encode(EXAMPLES[tag]).hex() == GOLDEN[tag]
     assert decode([bytes.fromhex(GOLDEN[tag]), *EXTRA.get(tag, ())]) == (EXAMPLES[tag], list(EXTRA.get(tag, ())))
+
+
+@pytest.mark.parametrize("tag", EXAMPLES)
+def test_a_header_has_the_fields_of_its_dataclass_in_their_order(tag: str) -> None:
+    def check(value: Any, packed: Any) -> None:
+        if isinstance(packed, dict):
+            assert list(packed) == [f.name for f in fields(value)]
+            for name, part in packed.items():
+                check(getattr(value, name), part)
+        elif isinstance(packed, list):
+            for one, part in zip(value, packed, strict=True):
+                check(one, part)
+        else:
+            assert packed == value
+
+    found_tag, packed = header_of(tag)
+    assert found_tag == tag
+    check(EXAMPLES[tag], packed)
 
 
 def test_every_message_has_an_example() -> None:
@@ -140,6 +178,7 @@ BODIES = st.builds(
     index=COUNTS,
     num_tokens=COUNTS,
     num_loss_tokens=COUNTS,
+    local_loss_tokens=COUNTS,
     step_tokens=COUNTS,
     step_loss_tokens=COUNTS,
     max_seqlen=COUNTS,
@@ -174,6 +213,7 @@ def hellos(draw: st.DrawFn) -> Hello:
         snapshots=tuple(draw(st.lists(refs, max_size=4))),
         last_digest=draw(st.just(b"") | DIGESTS),
         window=draw(st.integers(0, 1 << 16)),
+        patience_s=draw(SECONDS),
     )
 
 
@@ -190,6 +230,7 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         contract=CONTRACTS,
         steps_ahead=COUNTS,
         keep_alive_s=SECONDS,
+        warnings=st.lists(VIOLATIONS, max_size=3).map(tuple),
     ),
     "REJECT": st.builds(Reject, stream=STREAMS, violations=st.lists(VIOLATIONS, max_size=3).map(tuple)),
     "GIVE": st.builds(Give, stream=STREAMS, step=COUNTS, digest=DIGESTS),
@@ -280,13 +321,15 @@ def test_an_unknown_key_is_refused_by_name(tag: str) -> None:
     [
         ("HELLO", "layout"),
         ("HELLO", "contract"),
+        ("HELLO", "contract.trainer"),
         ("WELCOME", "contract"),
         ("BATCH", "body"),
         ("REJECT", "violations.0"),
+        ("WELCOME", "warnings.0"),
     ],
 )
 def test_maps_inside_a_message_are_exact_too(tag: str, path: str) -> None:
-    where = f"{tag}.{path.split('.')[0]}"
+    where = ".".join([tag, *(part for part in path.split(".") if not part.isdigit())])
     assert refused(changed(tag, setting(f"{path}.surprise", 1))).startswith(f"{where} must be a map of exactly")
     assert refused(changed(tag, setting(path, 5))).startswith(f"{where} must be a map of exactly")
 
@@ -339,6 +382,9 @@ def test_a_key_given_twice_is_refused(tag: str, path: tuple[str, ...]) -> None:
         ("HELLO", "snapshots", {}),
         ("HELLO", "snapshots.0", [3]),
         ("HELLO", "snapshots.0.1", 5),
+        ("HELLO", "patience_s", 540),
+        ("HELLO", "patience_s", float("nan")),
+        ("HELLO", "patience_s", float("inf")),
         ("HELLO", "layout.data", 2.0),
         ("HELLO", "layout.data", 0),
         ("HELLO", "layout.sequence_parallel", 0),
@@ -348,18 +394,29 @@ def test_a_key_given_twice_is_refused(tag: str, path: tuple[str, ...]) -> None:
         ("HELLO", "contract.packing", "offline"),
         ("HELLO", "contract.packing", 0),
         ("HELLO", "contract.pad_to_max_length", 1),
+        ("HELLO", "contract.readers", "some"),
+        ("HELLO", "contract.evaluation_context", 0),
+        ("HELLO", "contract.padding_mask", 0),
+        ("HELLO", "contract.trainer.world_size", "4"),
+        ("HELLO", "contract.trainer.stack", "jax"),
+        ("HELLO", "contract.trainer.hierarchical_cp_sizes.0", 2.0),
         ("WELCOME", "contract.seq_length", None),
+        ("WELCOME", "contract.isolate_documents", None),
+        ("WELCOME", "contract.max_segments", 2.0),
         ("WELCOME", "contract.partition", "Zigzag"),
         ("WELCOME", "keep_alive_s", 1),
         ("WELCOME", "keep_alive_s", True),
         ("WELCOME", "keep_alive_s", float("nan")),
         ("WELCOME", "keep_alive_s", float("inf")),
         ("WELCOME", "attempt", None),
+        ("WELCOME", "warnings", None),
+        ("WELCOME", "warnings.0.severity", "note"),
         ("REJECT", "violations.0.severity", "fatal"),
         ("GIVE", "step", None),
         ("SNAPSHOT", "step", "3"),
         ("BATCH", "body.filler", 0),
         ("BATCH", "body.slots", 8.0),
+        ("BATCH", "body.local_loss_tokens", None),
         ("BATCH", "body.arrays", None),
         ("BATCH", "body.arrays.0.dtype", 4),
         ("BATCH", "body.arrays.1.length", True),
@@ -476,6 +533,7 @@ def test_no_frames_at_all_are_refused() -> None:
         ("HELLO", {"stream": "x" * 65}),
         ("HELLO", {"window": -1}),
         ("HELLO", {"window": (1 << 16) + 1}),
+        ("HELLO", {"patience_s": -0.5}),
         ("HELLO", {"start": Position(-1, 0)}),
         ("HELLO", {"start": Position(3, 2)}),
         ("HELLO", {"position": Position(3, -1)}),
@@ -504,6 +562,7 @@ BODY_COUNTS = (
     "index",
     "num_tokens",
     "num_loss_tokens",
+    "local_loss_tokens",
     "step_tokens",
     "step_loss_tokens",
     "max_seqlen",
@@ -522,7 +581,16 @@ def test_a_count_of_a_batch_is_never_negative(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["seq_length", "micro_batch_size", "global_batch_size", "segment_multiple", "pack_multiple", "vocab_size"],
+    [
+        "seq_length",
+        "micro_batch_size",
+        "global_batch_size",
+        "evaluation_context",
+        "segment_multiple",
+        "pack_multiple",
+        "max_segments",
+        "vocab_size",
+    ],
 )
 def test_a_welcome_whose_contract_has_an_impossible_size_is_refused(name: str) -> None:
     """A micro_batch_size of 0, say, would divide by zero at the first BATCH, in a thread that nobody sees."""

@@ -128,6 +128,7 @@ def _micro_batch(row: Row, index: int, context: int, step_loss_tokens: int) -> M
         step_loss_tokens=step_loss_tokens,
         step=0,
         index=index,
+        host_offsets=(row.cu_seqlens, row.cu_seqlens_padded),
         num_microbatches=NUM_MICROBATCHES,
         filler=not row.loss_mask.any(),
         ignore_index=IGNORE,

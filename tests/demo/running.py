@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from packhorse_service.demo.processes import Children
+from tests.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 90.0
@@ -25,10 +25,7 @@ def run_ranks(children: Children, module: str, arguments: list[str], ranks: int)
 
 def eventually(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
     """Look at ``condition`` again and again until it holds; fail when it does not in time."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {deadline_s:g} s"
-        time.sleep(0.02)
+    wait_until(condition, "what was waited for", deadline_s)
 
 
 def marked(mark: str) -> list[int]:

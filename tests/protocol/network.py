@@ -191,6 +191,15 @@ class Network:
         self.client_effects(client, client.session.receive(message, extra))
         return True
 
+    def turn(self, *takers: Coordinates) -> None:
+        """A piece of the pipeline's work, a message each way for everybody, and these loops ask once."""
+        self.server.produce(self)
+        for at in self.clients:
+            self.deliver_to_server(at)
+            self.deliver_to_client(at)
+        for at in takers:
+            self.clients[at].take()
+
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
         self.server_effects(self.server.session.tick(self.now))

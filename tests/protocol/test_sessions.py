@@ -87,11 +87,7 @@ def test_a_slow_reader_stops_the_stream_within_the_steps_ahead() -> None:
     network = Network()
     meet(network)
     for _ in range(200):
-        network.server.produce(network)
-        for at in network.clients:
-            network.deliver_to_server(at)
-            network.deliver_to_client(at)
-        network.clients[FIRST].take()
+        network.turn(FIRST)
     assert len(network.clients[FIRST].taken) == 2 * network.server.session.offer.steps_ahead
     assert len(network.server.session.supply.steps) <= network.server.session.offer.steps_ahead + 1
     network.tick()
@@ -108,9 +104,7 @@ def test_a_cut_connection_continues_where_the_loop_stands() -> None:
     network = Network()
     meet(network)
     for _ in range(3):
-        network.server.produce(network)
-        network.deliver_to_client(FIRST)
-        network.clients[FIRST].take()
+        network.turn(FIRST)
     network.cut(FIRST, noticed=False)
     network.settle()
     assert_all_got_everything(network)
@@ -122,11 +116,7 @@ def test_a_restarted_server_makes_the_stream_again_from_a_readers_snapshot(moves
     network = Network()
     meet(network)
     for _ in range(moves):
-        network.server.produce(network)
-        for at in network.clients:
-            network.deliver_to_server(at)
-            network.deliver_to_client(at)
-        network.clients[FIRST].take()
+        network.turn(FIRST)
         if moves % 2:
             network.clients[SECOND].take()
     network.restart_server()
@@ -138,11 +128,7 @@ def test_a_restarted_server_that_makes_other_rows_is_found_out() -> None:
     network = Network()
     meet(network)
     for _ in range(20):
-        network.server.produce(network)
-        for at in network.clients:
-            network.deliver_to_server(at)
-            network.deliver_to_client(at)
-        network.clients[FIRST].take()
+        network.turn(FIRST)
     network.clients[FIRST].session.last_digest = bytes(16)
     network.restart_server()
     network.settle()
@@ -155,10 +141,7 @@ def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
     network = Network()
     meet(network)
     for _ in range(8):
-        network.server.produce(network)
-        network.deliver_to_client(FIRST)
-        network.clients[FIRST].take()
-        network.deliver_to_server(FIRST)
+        network.turn(FIRST)
     before = len(network.clients[FIRST].taken)
     attempt = network.server.session.attempt
     network.restart_client(SECOND)
@@ -178,11 +161,7 @@ def test_all_processes_anew_begin_the_next_attempt() -> None:
     network = Network()
     meet(network)
     for _ in range(8):
-        network.server.produce(network)
-        for at in network.clients:
-            network.deliver_to_client(at)
-            network.clients[at].take()
-            network.deliver_to_server(at)
+        network.turn(FIRST, SECOND)
     for at in list(network.clients):
         network.restart_client(at)
     network.settle()
@@ -195,11 +174,7 @@ def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
     network = Network()
     meet(network)
     for _ in range(20):
-        network.server.produce(network)
-        for at in network.clients:
-            network.deliver_to_server(at)
-            network.deliver_to_client(at)
-            network.clients[at].take()
+        network.turn(FIRST, SECOND)
     network.restart_server()
     for at in network.clients:
         network.connect(at)
@@ -348,3 +323,61 @@ def test_a_snapshot_of_another_stream_refuses_its_readers_and_the_server_serves_
         network.restart_client(at)
     network.settle()
     assert_all_got_everything(network)
+
+
+def rejected(network: Network, at: Coordinates) -> list[str]:
+    error = network.clients[at].error
+    assert isinstance(error, HandshakeRefused), error
+    return [str(violation) for violation in error.violations]
+
+
+def refuse_second(network: Network) -> None:
+    identity = network.clients[SECOND].session.identity
+    object.__setattr__(identity, "contract", BatchContract(seq_length=16))
+    for at in (FIRST, SECOND):
+        network.connect(at)
+        network.deliver_to_server(at)
+
+
+def test_at_the_deadline_everybody_hears_the_same_diagnosis_and_the_next_attempt_forms() -> None:
+    network = Network()
+    refuse_second(network)
+    network.deliver_to_client(SECOND)
+    (diagnosis,) = rejected(network, SECOND)
+    assert diagnosis.startswith("SEQ_LENGTH_MATCH: seq_length of rank 1 (dp1·cp0·tp0·pp0) is 16, must be 8")
+    patience = network.clients[FIRST].session.identity.patience_s
+    network.tick(patience - 3)
+    assert network.server.session.meeting.present(), "not before the deadline"
+    network.tick(2)
+    while network.deliver_to_client(FIRST):
+        pass
+    assert rejected(network, FIRST) == [diagnosis]
+    for at in (FIRST, SECOND):
+        network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_a_reader_that_never_comes_is_named_at_the_deadline() -> None:
+    network = Network()
+    network.connect(FIRST)
+    network.deliver_to_server(FIRST)
+    network.tick(539)
+    network.deliver_to_client(FIRST)
+    (diagnosis,) = rejected(network, FIRST)
+    assert "readers is without rank 1 (dp1·cp0·tp0·pp0), must be complete" in diagnosis
+
+
+def test_a_coordinate_claimed_twice_is_named_to_those_that_wait() -> None:
+    network = Network()
+    network.connect(SECOND)
+    network.deliver_to_server(SECOND)
+    first = network.clients[SECOND]
+    network.clients[SECOND] = network._new_client(SECOND)
+    network.connect(SECOND)
+    network.deliver_to_server(SECOND)
+    assert first.peer
+    network.tick(539)
+    while network.deliver_to_client(SECOND):
+        pass
+    assert any("rank 1 (dp1·cp0·tp0·pp0) claimed by two processes" in line for line in rejected(network, SECOND))

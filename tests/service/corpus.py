@@ -21,7 +21,7 @@ from packhorse.views import view_microbatch
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
-from packhorse_service.framing import FramedStep
+from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
 from packhorse_service.mixing import SourcePlan
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
@@ -244,7 +244,7 @@ def microbatches(step: FramedStep, plan: StreamPlan) -> list[MicroBatch]:
     return [
         view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, 0)
         for rank in range(plan.layout.data)
-        for view in step.views[rank, 0]
+        for view in step.of(ViewKey(rank, 0))
     ]
 
 

@@ -39,7 +39,7 @@ sources:
     chat_template: chat.jinja
     skip_budget: 3
 loading: {workers: 4, block_bytes: 65536}
-packing: {lookahead: 16, max_segments: 100}
+packing: {lookahead: 16}
 steps_ahead: 3
 keys: true
 """
@@ -112,7 +112,7 @@ def test_an_unknown_field_of_a_source_is_refused_whatever_the_name_of_the_source
 
 def test_an_unknown_field_like_no_other_is_refused_with_all_that_are_known(tmp_path: Path) -> None:
     (line,) = refusal(tmp_path, LEAST + "packing: {zzz: 1}")
-    assert line == "packing.zzz: unknown field; known here: lookahead, max_segments, hidden_size"
+    assert line == "packing.zzz: unknown field; known here: lookahead, tail_slots, hidden_size"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def source(fields: str) -> str:
         (LEAST + "loading: {workers: 2.5}", "loading.workers", "2.5"),
         (LEAST + "loading: {block_bytes: 0}", "loading.block_bytes", "0"),
         (LEAST + "packing: {lookahead: 0}", "packing.lookahead", "0"),
-        (LEAST + "packing: {max_segments: 0}", "packing.max_segments", "0"),
+        (LEAST + "packing: {hidden_size: 0}", "packing.hidden_size", "0"),
         (LEAST + "packing: {hidden_size: x}", "packing.hidden_size", "'x'"),
         (LEAST + "contract: {packing: offline}", "contract.packing", "'offline'"),
         (LEAST + "contract: {partition: spiral}", "contract.partition", "'spiral'"),

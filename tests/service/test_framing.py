@@ -10,16 +10,16 @@ import pytest
 
 from packhorse.context_parallel import Partition, local_slots
 from packhorse.contract import BatchContract, ResolvedContract, resolve
-from packhorse.layout import ParallelLayout
+from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.payload import split_arrays
 from packhorse.row import Row
 from packhorse.views import view_microbatch
-from packhorse_service.framing import FramedStep, frame_step, view_of
+from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
 from packhorse_service.row_building import build_row
 from packhorse_service.stream import Piece
 from tests.service.corpus import consecutive, make_block
 
-LAYOUT = ParallelLayout(data=2, context=2, tensor=2, pipeline=2)
+LAYOUT = ParallelLayout(data=2, context=2, tensor=2)
 
 
 def contract_of(layout: ParallelLayout, partition: Partition, vocab_size: int = 1000) -> ResolvedContract:
@@ -38,7 +38,7 @@ def make_rows(contract: ResolvedContract, *, filler: bool = False) -> list[list[
             Piece(i, 0, 0, block, i, begin, end, end - begin - 1) for i, (begin, end) in enumerate(pairwise(ends))
         ]
         keys = tuple(("docs", f"shard-{number}", str(i)) for i in range(len(samples)))
-        rows.append(build_row(pieces, contract, keys))
+        rows.append(build_row([(piece,) for piece in pieces], contract, keys))
     if filler:
         rows[3] = rows[2].as_filler()
     return [rows[:2], rows[2:]]
@@ -55,8 +55,8 @@ def framed(
 @pytest.mark.parametrize("partition", [Partition.ZIGZAG, Partition.CONTIGUOUS])
 def test_each_slice_is_the_slots_of_its_rank(partition: Partition) -> None:
     step, rows, contract = framed(partition)
-    assert set(step.views) == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    for (rank, cut), views in step.views.items():
+    assert set(step.views) == {ViewKey(0, 0), ViewKey(0, 1), ViewKey(1, 0), ViewKey(1, 1)}
+    for (rank, cut, _), views in step.views.items():
         for index, view in enumerate(views):
             batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, cut)
             row = rows[rank][index]
@@ -70,8 +70,8 @@ def test_each_slice_is_the_slots_of_its_rank(partition: Partition) -> None:
 
 def test_whole_rows_have_one_view_a_data_parallel_rank() -> None:
     step, rows, contract = framed(Partition.WHOLE)
-    assert set(step.views) == {(0, 0), (1, 0)}
-    for (rank, _), views in step.views.items():
+    assert set(step.views) == {ViewKey(0, 0), ViewKey(1, 0)}
+    for (rank, _, _), views in step.views.items():
         for index, view in enumerate(views):
             batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, 1)
             assert batch.tokens.tolist() == rows[rank][index].tokens.tolist()
@@ -84,10 +84,10 @@ def test_readers_of_one_coordinate_share_one_view(partition: Partition) -> None:
     step, _, contract = framed(partition)
     readers = [LAYOUT.coordinates(rank) for rank in range(LAYOUT.world_size)]
     for at in readers:
-        key = view_of(at, contract)
+        key = view_of(at, contract, LAYOUT)
         assert key in step.views
-        assert key == (at.data, 0 if partition is Partition.WHOLE else at.context)
-    assert {view_of(at, contract) for at in readers} == set(step.views)
+        assert (key.data, key.cut) == (at.data, 0 if partition is Partition.WHOLE else at.context)
+    assert {view_of(at, contract, LAYOUT) for at in readers} == set(step.views)
 
 
 @pytest.mark.parametrize("filler", [False, True])
@@ -103,7 +103,7 @@ def test_totals_are_of_the_whole_step_without_fillers(filler: bool) -> None:
 
 def test_a_header_says_what_is_in_its_row() -> None:
     step, rows, _ = framed(Partition.ZIGZAG, filler=True)
-    for (rank, _), views in step.views.items():
+    for (rank, _, _), views in step.views.items():
         assert [(view.body.step, view.body.index) for view in views] == [(5, 0), (5, 1)]
         for row, view in zip(rows[rank], views, strict=True):
             assert view.body.num_tokens == row.num_tokens
@@ -124,12 +124,12 @@ def test_a_row_digest_is_that_of_the_design() -> None:
         np.array([0, 4, 32], "<i4").tobytes(),
         np.array([5, 1], "<i8").tobytes(),
     ]
-    assert step.views[0, 1][1].body.row_digest == hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+    assert step.of(ViewKey(0, 1))[1].body.row_digest == hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def test_a_digest_is_the_same_in_every_view_of_a_row() -> None:
     digests = [
-        {(rank, view.body.index, view.body.row_digest) for (rank, _), views in step.views.items() for view in views}
+        {(rank, view.body.index, view.body.row_digest) for (rank, _, _), views in step.views.items() for view in views}
         for step, _, _ in map(framed, Partition)
     ]
     assert digests[0] == digests[1] == digests[2]
@@ -139,21 +139,59 @@ def test_a_digest_is_the_same_in_every_view_of_a_row() -> None:
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1000, "<u2"), (65_536, "<u2"), (65_537, "<u4")])
 def test_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, dtype: str) -> None:
     step, _, _ = framed(Partition.WHOLE, vocab_size=vocab_size)
-    assert {array.name: array.dtype for array in step.views[0, 0][0].body.arrays}["tokens"] == dtype
+    assert {array.name: array.dtype for array in step.of(ViewKey(0, 0))[0].body.arrays}["tokens"] == dtype
 
 
 def test_keys_travel_on_request_and_never_with_a_filler() -> None:
     without, _, contract = framed(Partition.WHOLE)
     step, rows, _ = framed(Partition.WHOLE, filler=True, with_keys=True)
-    for (rank, _), views in step.views.items():
+    for (rank, _, _), views in step.views.items():
         for index, view in enumerate(views):
             batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, 0)
             assert batch.keys == rows[rank][index].keys
             assert batch.keys or batch.filler
-            plain = without.views[rank, 0][index]
+            plain = without.of(ViewKey(rank, 0))[index]
             assert "keys" not in split_arrays(plain.body.arrays, memoryview(plain.payload))
 
 
 def test_the_snapshot_travels_with_the_step() -> None:
     step, _, _ = framed(Partition.WHOLE)
     assert (step.step, step.snapshot) == (5, b"snapshot")
+
+
+FIELDS = ("tokens", "position_ids", "labels", "loss_mask")
+
+
+@pytest.mark.parametrize(("stage", "mtp", "used"), [
+    (0, False, {"tokens", "position_ids"}),
+    (1, False, set()),
+    (2, False, {"labels", "loss_mask"}),
+    (2, True, set(FIELDS)),
+])  # fmt: skip
+@pytest.mark.parametrize("partition", Partition)
+def test_a_pipeline_stage_gets_the_fields_it_uses_and_all_get_the_metadata(
+    partition: Partition, stage: int, mtp: bool, used: set[str]
+) -> None:
+    layout = ParallelLayout(data=2, context=2, pipeline=3)
+    contract = contract_of(layout, partition, 1000)
+    whole = ParallelLayout(data=2, context=2)
+    rows = make_rows(contract, filler=False)
+    step = frame_step(5, rows, b"", contract, layout, with_keys=False)
+    at = Coordinates(1, 1, 0, stage)
+    (view, _) = step.of(view_of(at, contract, layout, mtp=mtp))
+    (full, _) = frame_step(5, rows, b"", contract, whole, with_keys=False).of(
+        view_of(Coordinates(1, 1, 0, 0), contract, whole)
+    )
+    staged = view_microbatch(view.body, memoryview(view.payload), contract, layout, 1)
+    everything = view_microbatch(full.body, memoryview(full.payload), contract, whole, 1)
+    for name in FIELDS:
+        if name in used:
+            assert np.array_equal(getattr(staged, name), getattr(everything, name))
+        else:
+            assert getattr(staged, name) is None
+    assert staged.cu_seqlens.tolist() == everything.cu_seqlens.tolist()
+    assert staged.cu_seqlens_padded.tolist() == everything.cu_seqlens_padded.tolist()
+    assert staged.local_loss_tokens == everything.local_loss_tokens
+    assert (staged.max_seqlen, staged.row_digest) == (everything.max_seqlen, everything.row_digest)
+    if not used:
+        assert len(view.payload) < 200, "a middle stage gets no tokens"

@@ -49,7 +49,7 @@ ROW_CHANGES: dict[str, dict[str, Any]] = {
     "vocab_size": {"contract": {"vocab_size": 64_000}},
     "pad_id": {"contract": {"pad_id": 1}},
     "lookahead": {"packing": {"lookahead": 9}},
-    "max_segments": {"packing": {"max_segments": 3}},
+    "max_segments": {"contract": {"max_segments": 3}},
     "hidden_size": {"packing": {"hidden_size": 64}},
     "data parallel": {"layout": {"data": 2}},
     "keys": {"keys": True},

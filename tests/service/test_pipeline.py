@@ -14,7 +14,7 @@ import pytest
 
 from packhorse.errors import ContractError, SourceError
 from packhorse.microbatch import MicroBatch
-from packhorse_service.framing import FramedStep
+from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import ProcessEngine
 from packhorse_service.pipeline import Pipeline, StreamPlan
 from tests.service.corpus import (
@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "whole rows for context parallel ranks": {"layout": {"data": 2, "context": 2}},
     "extended tail": {"contract": {"tail_padding": "extend_last", "segment_multiple": 2}},
     "trimmed": {"contract": {"pad_to_max_length": False, "pack_multiple": 4}},
-    "few segments": {"packing": {"max_segments": 2}},
+    "few segments": {"contract": {"max_segments": 2}},
     "short lookahead": {"packing": {"lookahead": 1}},
     "long lookahead": {"packing": {"lookahead": 64}},
     "one shard at a time": {"of_each": {"open_shards": 1}},
@@ -118,8 +118,12 @@ def test_context_parallel_slices_hold_every_slot_of_their_row_once(corpus: Corpu
     cut = corpus.plan(layout={"context": 2}, contract={"partition": "zigzag"})
     whole = corpus.plan(layout={"context": 2})
     for step, of_whole in zip(run_plan(cut), run_plan(whole), strict=True):
-        assert [view.body.row_digest for view in step.views[0, 0]] == [v.body.row_digest for v in of_whole.views[0, 0]]
-        assert [view.body.row_digest for view in step.views[0, 1]] == [v.body.row_digest for v in of_whole.views[0, 0]]
+        assert [view.body.row_digest for view in step.of(ViewKey(0, 0))] == [
+            v.body.row_digest for v in of_whole.of(ViewKey(0, 0))
+        ]
+        assert [view.body.row_digest for view in step.of(ViewKey(0, 1))] == [
+            v.body.row_digest for v in of_whole.of(ViewKey(0, 0))
+        ]
         assert all(view.body.slots == 32 for views in step.views.values() for view in views)
 
 

@@ -110,7 +110,7 @@ ANOTHER_SHAPE: dict[str, dict[str, Any]] = {
     "segment_multiple": {"contract": {"segment_multiple": 4}},
     "global_batch_size": {"contract": {"global_batch_size": 8}},
     "lookahead": {"packing": {"lookahead": 30}},
-    "max_segments": {"packing": {"max_segments": 2}},
+    "max_segments": {"contract": {"max_segments": 2}},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +13,17 @@ from hypothesis import strategies as st
 
 from packhorse.contract import BatchContract, ResolvedContract, TailPadding, resolve
 from packhorse.layout import ParallelLayout
+from packhorse.row import Row
 from packhorse_service.row_building import build_row
 from packhorse_service.stream import Piece
 from tests.service.corpus import make_block
 
 PAD, IGNORE = 7, -100
+
+
+def _build(pieces: Sequence[Piece], contract: ResolvedContract) -> Row:
+    """A row whose segments are one piece each."""
+    return build_row([(piece,) for piece in pieces], contract)
 
 
 @dataclass
@@ -138,7 +145,7 @@ def packs(draw: st.DrawFn, *, labelled: bool) -> tuple[list[SampleOf], ResolvedC
 def test_a_row_is_what_the_design_says_slot_by_slot(pack: tuple[list[SampleOf], ResolvedContract]) -> None:
     chosen, contract = pack
     expected = oracle_row(chosen, contract)
-    row = build_row([sample.piece(i) for i, sample in enumerate(chosen)], contract)
+    row = _build([sample.piece(i) for i, sample in enumerate(chosen)], contract)
     real = row.geometry.real
     assert row.tokens.tolist() == expected.tokens
     assert np.where(real, row.targets().astype(np.int64), IGNORE).tolist() == expected.labels
@@ -157,7 +164,7 @@ def whole(ids: list[int], mask: list[int] | None = None, labels: list[int] | Non
 
 def test_the_worked_example_of_the_design() -> None:
     contract = contract_of(16, segment_multiple=4)
-    row = build_row([whole([11, 12, 13, 14]).piece(0), whole([21, 22, 23, 24, 25, 26]).piece(1)], contract)
+    row = _build([whole([11, 12, 13, 14]).piece(0), whole([21, 22, 23, 24, 25, 26]).piece(1)], contract)
     assert row.tokens.tolist() == [11, 12, 13, PAD, 21, 22, 23, 24, 25, PAD, PAD, PAD, PAD, PAD, PAD, PAD]
     assert row.targets()[row.geometry.real].tolist() == [12, 13, 14, 22, 23, 24, 25, 26]
     assert row.cu_seqlens.tolist() == [0, 3, 8, 8]
@@ -168,41 +175,41 @@ def test_the_worked_example_of_the_design() -> None:
 
 def test_the_mask_shifts_with_the_labels() -> None:
     """A prompt of two ids: the first slot trains on nothing, the second on the first id of the answer."""
-    row = build_row([whole([11, 12, 13, 14], mask=[0, 0, 1, 1]).piece(0)], contract_of(4))
+    row = _build([whole([11, 12, 13, 14], mask=[0, 0, 1, 1]).piece(0)], contract_of(4))
     assert row.loss_mask.tolist() == [0, 1, 1, 0]
 
 
 def test_own_labels_keep_every_slot() -> None:
-    row = build_row([whole([11, 12, 13], labels=[21, 22, 23]).piece(0)], contract_of(4))
+    row = _build([whole([11, 12, 13], labels=[21, 22, 23]).piece(0)], contract_of(4))
     assert row.tokens.tolist() == [11, 12, 13, PAD]
     assert row.targets()[:3].tolist() == [21, 22, 23]
     assert row.cu_seqlens.tolist() == [0, 3, 3]
 
 
 def test_samples_with_and_without_labels_of_their_own_share_a_row() -> None:
-    row = build_row([whole([11, 12, 13]).piece(0), whole([14, 15], labels=[24, 25]).piece(1)], contract_of(4))
+    row = _build([whole([11, 12, 13]).piece(0), whole([14, 15], labels=[24, 25]).piece(1)], contract_of(4))
     assert row.tokens.tolist() == [11, 12, 14, 15]
     assert row.targets().tolist() == [12, 13, 24, 25]
 
 
 @pytest.mark.parametrize("tail", TailPadding)
 def test_a_full_row_has_no_tail(tail: TailPadding) -> None:
-    row = build_row([whole([11, 12, 13]).piece(0), whole([14, 15, 16]).piece(1)], contract_of(4, tail_padding=tail))
+    row = _build([whole([11, 12, 13]).piece(0), whole([14, 15, 16]).piece(1)], contract_of(4, tail_padding=tail))
     assert row.cu_seqlens.tolist() == row.cu_seqlens_padded.tolist() == [0, 2, 4]
 
 
 def test_the_tail_is_a_segment_of_its_own_or_extends_the_last() -> None:
     piece = whole([11, 12, 13]).piece(0)
-    own = build_row([piece], contract_of(4))
+    own = _build([piece], contract_of(4))
     assert (own.cu_seqlens.tolist(), own.cu_seqlens_padded.tolist()) == ([0, 2, 2], [0, 2, 4])
     assert own.geometry.position_ids.tolist() == [0, 1, 0, 1]
-    extended = build_row([piece], contract_of(4, tail_padding="extend_last"))
+    extended = _build([piece], contract_of(4, tail_padding="extend_last"))
     assert (extended.cu_seqlens.tolist(), extended.cu_seqlens_padded.tolist()) == ([0, 2], [0, 4])
     assert extended.geometry.position_ids.tolist() == [0, 1, 2, 3]
 
 
 def test_a_trimmed_row_is_as_wide_as_both_multiples_ask() -> None:
     contract = contract_of(48, segment_multiple=4, pack_multiple=6, pad_to_max_length=False)
-    row = build_row([whole([11, 12, 13, 14, 15, 16]).piece(0)], contract)  # 5 slots, 8 with alignment
+    row = _build([whole([11, 12, 13, 14, 15, 16]).piece(0)], contract)  # 5 slots, 8 with alignment
     assert len(row.tokens) == 12
     assert row.cu_seqlens_padded.tolist() == [0, 8, 12]

@@ -1,0 +1,133 @@
+"""The client's only socket: a DEALER, the monitor that tells of its connections, and a bell.
+
+One thread owns it. Any other may ring the bell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from packhorse.errors import ConfigError, TransportError
+from packhorse.wire import Frames
+
+__all__ = ["ConnectionEvent", "Dealer"]
+
+RECONNECT_MS = (100, 5_000)
+HANDSHAKE_MS = 5_000
+HEARTBEAT_MS = 2_000
+SEND_MS = 1_000  # how long a connection that is being made may take to accept a message
+LEAVE_MS = 500  # how long the last message may take to leave
+
+
+class ConnectionEvent(Enum):
+    UP = auto()
+    DOWN = auto()
+
+
+EVENTS: dict[int, ConnectionEvent] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: ConnectionEvent.UP,
+    zmq.EVENT_DISCONNECTED: ConnectionEvent.DOWN,
+}
+FATAL_EVENTS: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server refused this client's key",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the server speaks another security mechanism (CURVE on one side only?)",
+}
+
+
+class Dealer:
+    """Connects, and connects again with backoff; what is on a connection that breaks is lost."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._context = zmq.Context()
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.IMMEDIATE: 1,
+            zmq.IPV6: 1,
+            zmq.RCVHWM: 0,  # the delivery window bounds what is in flight
+            zmq.SNDTIMEO: SEND_MS,
+            zmq.RECONNECT_IVL: RECONNECT_MS[0],
+            zmq.RECONNECT_IVL_MAX: RECONNECT_MS[1],
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
+        }.items():
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket()
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"endpoint={self.endpoint!r} cannot be used ({error}); give tcp://host:port or ipc://path"
+            ) from error
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._ear.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def reconnect(self) -> None:
+        """Start over: the endpoint's name is resolved again."""
+        self._close_socket()
+        self._open()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until something happens; whether the bell was rung."""
+        rung = self._ear.fileno() in dict(self._poller.poll(int(timeout_s * 1000)))
+        if rung:
+            self._ear.recv(4096)
+        return rung
+
+    def events(self) -> Iterator[ConnectionEvent]:
+        """What happened to the connection. Raises ``TransportError`` where no retry can help."""
+        while self._monitor.poll(0):
+            kind = recv_monitor_message(self._monitor)["event"]
+            if kind in FATAL_EVENTS:
+                raise TransportError(f"{self.endpoint}: {FATAL_EVENTS[kind]}")
+            if kind in EVENTS:
+                yield EVENTS[kind]
+
+    def messages(self) -> Iterator[Frames]:
+        """What has arrived, without copying it."""
+        while self._socket.poll(0):
+            yield [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+
+    def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Whether there was a connection to send it on."""
+        try:
+            self._socket.send_multipart(frames)
+        except zmq.Again:
+            return False
+        return True
+
+    def ring(self) -> None:
+        """Wake the thread that waits; safe from any other."""
+        # Enough rings are waiting to be heard, or the thread has ended.
+        with contextlib.suppress(OSError):
+            self._bell.send(b"\0")
+
+    def linger(self) -> None:
+        """Let what was sent leave before the socket closes."""
+        self._socket.setsockopt(zmq.LINGER, LEAVE_MS)
+
+    def _close_socket(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def close(self) -> None:
+        self._close_socket()
+        self._context.term()
+        self._bell.close()
+        self._ear.close()

@@ -1,0 +1,169 @@
+"""Declaring a Megatron-Bridge job from its ConfigContainer, and checking one before it is launched.
+
+``settings`` lists what is read, field by field. The packing of its dataset becomes the mode of the stream:
+
+| dataset | mode |
+|---|---|
+| ``enable_offline_packing`` (``packed_sequence_specs`` before) | ``online``, of ``packed_sequence_size`` slots |
+| ``packing_buffer_size`` (Energon) | ``online`` |
+| ``enable_in_batch_packing`` (``pack_sequences_in_batch`` before) | ``in_batch`` |
+| a pretraining dataset | ``concat``, not isolated |
+| any other | ``none`` |
+
+Two of them at once stay a fact of the trainer, which ``MODES_EXCLUSIVE`` refuses. The kind of a dataset is told
+by the name of its class or of a base of it. Every rank reads, and Bridge's steps cut rows themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import BatchContract, Packing, Readers, resolve
+from packhorse.declare.bridge_rules import BRIDGE_RULES
+from packhorse.declare.bridge_view import BridgeView
+from packhorse.declare.megatron import layout_of, model_ranks
+from packhorse.declare.reading import look_up, read
+from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, facts_of
+from packhorse.errors import ConfigError
+from packhorse.layout import ParallelLayout
+from packhorse.rules import Case, Violation, check, errors
+from packhorse.rules.framework import Finding, Severity
+from packhorse.rules.lengths import ID_LIMIT, gbs_divides
+from packhorse.trainer import Stack, TrainerFacts
+
+__all__ = ["bridge_case", "check_bridge", "contract_from_megatron_bridge", "layout_from_megatron_bridge"]
+
+
+def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
+    """The model's sizes; DP is ``data_parallel_size`` once that is set, else what the world size leaves."""
+    model = look_up(cfg, "model")
+    ranks = world_size or BridgeView(cfg).world_size
+    data = look_up(cfg, "data_parallel_size") if world_size is None else None
+    return layout_of(model, data or max(1, (ranks or 1) // model_ranks(model)))
+
+
+def contract_from_megatron_bridge(cfg: object) -> BatchContract:
+    """What a Megatron-Bridge job relies on.
+
+    Raises ``ConfigError`` that lists what is wrong with the settings themselves.
+    """
+    broken = errors(_broken_settings(cfg))
+    if broken:
+        raise ConfigError("the Megatron-Bridge configuration:\n" + "\n".join(f"  {v}" for v in broken))
+    return _declare(BridgeView(cfg))
+
+
+def _declare(view: BridgeView) -> BatchContract:
+    declared = {**read(view.cfg, BRIDGE_LENGTHS), **_shapes(view)}
+    if view.packs_offline and (view.pack_size or 0) > 0:
+        declared["seq_length"] = view.pack_size
+    return BatchContract(
+        **{name: value for name, value in declared.items() if not _invalid_size(value)},
+        packing=view.packing,
+        isolate_documents=False if view.packing is Packing.CONCAT else None,
+        partition=Partition.WHOLE,
+        readers=Readers.ALL,
+        objective=view.objective,
+        trainer=_facts(view),
+    )
+
+
+def _invalid_size(value: object) -> bool:
+    """Sizes below 1 are named by ``BRIDGE_RULES``, with the setting's own name."""
+    return isinstance(value, int) and not isinstance(value, bool) and value < 1
+
+
+def _shapes(view: BridgeView) -> dict[str, Any]:
+    """Widths and offsets; dense rows are padded whatever the settings say."""
+    if not view.packed:
+        return {}
+    fixed = view.pads_to_max_length
+    if fixed is not None and view.forces_fixed_width:
+        fixed = True
+    return {
+        "pad_to_max_length": fixed,
+        "pad_cu_seqlens": look_up(view.specs, "pad_cu_seqlens") if view.packs_offline else None,
+        "segment_multiple": look_up(view.specs, "pad_seq_to_mult") if view.packs_offline else None,
+    }
+
+
+def _facts(view: BridgeView) -> TrainerFacts:
+    declared = {"stack": Stack.MEGATRON_BRIDGE, "clamps_zero_loss": True, **read(view.cfg, BRIDGE_FACTS)}
+    declared["megatron_ddp"] = not look_up(view.cfg, "dist.use_torch_fsdp2")
+    # One way of packing became the stream's mode; a second one beside it packs again.
+    declared["packs_offline"] = False
+    declared["packs_in_batch"] = view.packs_in_batch and view.packing is not Packing.IN_BATCH
+    if view.packing is Packing.IN_BATCH and look_up(view.model, "pipeline_model_parallel_size") not in (None, 1):
+        declared["variable_seq_lengths"] = True  # Bridge turns it on for such a job
+    return facts_of(view.model, declared, pads_when_eager=True)
+
+
+REQUIRED = {"seq_length": "model.seq_length", "global_batch_size": "train.global_batch_size"}
+
+
+def bridge_case(cfg: object, world_size: int | None = None) -> Case:
+    """What the rules see of a Megatron-Bridge configuration, served as it asks to be.
+
+    ``world_size``: ranks of the job, where the configuration does not know it yet. Raises ``ConfigError``
+    where no sequence length or batch size is set.
+    """
+    view = BridgeView(cfg)
+    declared, layout = _declare(view), layout_from_megatron_bridge(cfg, world_size)
+    if view.packs_offline and declared.pad_to_max_length is None:
+        # A trainer that says nothing is served either width; Bridge itself takes it as "no".
+        declared = replace(declared, pad_to_max_length=view.forces_fixed_width)
+    if declared.pad_cu_seqlens and declared.max_segments is None:
+        # Bridge takes the number from the metadata of the packs, which no configuration holds: any will do.
+        declared = replace(declared, max_segments=declared.seq_length)
+    lengths = {name: getattr(declared, name) for name in REQUIRED}
+    missing = [REQUIRED[name] for name, value in lengths.items() if value is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} must be set, to 1 or more")
+    contract = resolve(declared, layout, **lengths, vocab_size=declared.vocab_size or ID_LIMIT)
+    facts = declared.trainer or TrainerFacts()
+    return Case(layout, contract, replace(facts, world_size=world_size or view.world_size))
+
+
+def check_bridge(cfg: object, world_size: int | None = None) -> list[Violation]:
+    """Check a Megatron-Bridge configuration before it is launched; nothing of Bridge or torch is imported.
+
+    All violations at once: of the settings themselves (``BRIDGE_…``), of the training contract, and of the
+    evaluation's batch sizes. ``world_size``: ranks of the job, where the configuration does not know it yet.
+    """
+    broken = _broken_settings(cfg)
+    if any(violation.field in REQUIRED.values() for violation in broken):
+        return broken  # without these there is no contract to check
+    case = bridge_case(cfg, world_size)
+    return broken + check(case) + _evaluation(cfg, case)
+
+
+def _broken_settings(cfg: object) -> list[Violation]:
+    view = BridgeView(cfg)
+    return [_violation(rule.id, finding) for rule in BRIDGE_RULES for finding in rule.check(view)]
+
+
+def _evaluation(cfg: object, training: Case) -> list[Violation]:
+    """Batch sizes of the evaluation on its own layout: its context-parallel size changes DP."""
+    contract, layout = training.contract, training.layout
+    context, ranks = contract.evaluation_context, layout.data * layout.context
+    if ranks % context:
+        want = f"a divisor of DP·CP = {ranks}"
+        remedy = f"set it to {layout.context}, or leave it out"
+        return [_violation("WORLD", Finding("dist.eval_context_parallel_size", want, str(context), remedy))]
+    sizes = {
+        name: look_up(cfg, f"validation.eval_{name}", f"train.eval_{name}") or getattr(contract, name)
+        for name in ("micro_batch_size", "global_batch_size")
+    }
+    case = Case(replace(layout, context=context, data=ranks // context), replace(contract, **sizes))
+    return [
+        _violation("GBS_DIVIDES", finding._replace(field=f"validation.eval_{finding.field}"))
+        for finding in gbs_divides(case)
+        if case != Case(layout, contract)
+    ]
+
+
+def _violation(rule: str, finding: Finding) -> Violation:
+    field, want, got, remedy, severity = finding
+    return Violation(rule=rule, severity=severity or Severity.ERROR, field=field, want=want, got=got, remedy=remedy)

@@ -1,0 +1,66 @@
+"""Declaring a Megatron-LM job from its argument namespace, after ``validate_args``.
+
+``settings`` lists what is read, field by field. What follows besides: ``partition`` is ``whole``, as
+``get_batch`` cuts rows itself; the stack is Megatron-LM; the loss over no supervised token is 0, as Megatron
+clamps the denominator; with ``--sft`` rows are packed ``online`` and tensor rank 0 of every stage reads,
+without it they are the dense rows of an endless stream and only the edges of the pipeline read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import BatchContract, Objective, Packing, Readers
+from packhorse.declare.reading import look_up, read
+from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, facts_of
+from packhorse.layout import DEFAULT_ORDER, ParallelLayout
+from packhorse.trainer import Stack
+
+__all__ = ["contract_from_megatron", "layout_from_megatron", "layout_of", "model_ranks"]
+
+PIPELINE_FIRST = "tp-cp-pp-dp"  # --use-tp-pp-dp-mapping
+AXES = {
+    "context": "context_parallel_size",
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+}
+
+
+def model_ranks(model: object) -> int:
+    """Ranks of one data-parallel coordinate: CP·TP·PP."""
+    ranks = 1
+    for name in AXES.values():
+        ranks *= look_up(model, name) or 1
+    return ranks
+
+
+def layout_of(model: object, data: int, order: str = DEFAULT_ORDER) -> ParallelLayout:
+    """The layout of a model's parallel sizes; what it does not set is 1."""
+    sizes: dict[str, Any] = {axis: look_up(model, name) or 1 for axis, name in AXES.items()}
+    return ParallelLayout(data=data, **sizes, sequence_parallel=bool(look_up(model, "sequence_parallel")), order=order)
+
+
+def layout_from_megatron(args: object) -> ParallelLayout:
+    """``data_parallel_size``, or ``world_size`` over the rest; ``--use-tp-pp-dp-mapping`` gives the order."""
+    data = look_up(args, "data_parallel_size") or max(1, (look_up(args, "world_size") or 1) // model_ranks(args))
+    return layout_of(args, data, PIPELINE_FIRST if look_up(args, "use_tp_pp_dp_mapping") else DEFAULT_ORDER)
+
+
+def contract_from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
+    """What a Megatron-LM job relies on. ``packing``: where it is not what ``--sft`` says."""
+    sft = bool(look_up(args, "sft"))
+    mode = packing or (Packing.ONLINE if sft else Packing.CONCAT)
+    isolated = False if packing is None and not sft else None
+    dense = mode is Packing.NONE or isolated is False
+    declared = {"stack": Stack.MEGATRON_LM, "clamps_zero_loss": True, **read(args, MEGATRON_FACTS)}
+    declared["megatron_ddp"] = not look_up(args, "use_torch_fsdp2")
+    return BatchContract(
+        **read(args, MEGATRON_CONTRACT),
+        packing=mode,
+        isolate_documents=isolated,
+        partition=Partition.WHOLE,
+        readers=Readers.TENSOR_ZERO_EDGES if dense else Readers.TENSOR_ZERO,
+        objective=Objective.SFT if sft else Objective.PRETRAIN,
+        trainer=facts_of(args, declared, pads_when_eager=False),
+    )

@@ -1,0 +1,32 @@
+"""The rules that make a contract valid, and the comparison of two sides.
+
+One set of rules serves the command line (``packhorse check``) and the handshake; all violations are listed
+at once. ``catalog`` lists them in the order of the documentation; ``lengths``, ``loss``, ``shapes``, ``stack``
+and ``families`` hold the checks, ``framework`` says what a rule is. ``docs/rules.md`` is written from them:
+``python -m packhorse.rules > docs/rules.md``.
+"""
+
+from packhorse.rules.catalog import RULES, check, compare, errors, unchecked, warnings
+from packhorse.rules.families import FAMILIES, Family
+from packhorse.rules.framework import Case, Finding, Rule, Severity, Unchecked, Violation
+from packhorse.rules.shapes import thd_offsets
+from packhorse.rules.stack import MINIMUM_WINDOW
+
+__all__ = [
+    "FAMILIES",
+    "MINIMUM_WINDOW",
+    "RULES",
+    "Case",
+    "Family",
+    "Finding",
+    "Rule",
+    "Severity",
+    "Unchecked",
+    "Violation",
+    "check",
+    "compare",
+    "errors",
+    "thd_offsets",
+    "unchecked",
+    "warnings",
+]

@@ -1,0 +1,199 @@
+"""Rules about sizes: micro-batch, sequence lengths, alignment, batch sizes, ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from packhorse.contract import Packing
+from packhorse.rules.framework import Case, Finding, near_multiples
+
+__all__ = [
+    "constant_step",
+    "cp_length",
+    "dtype_range",
+    "gbs_divides",
+    "max_position",
+    "mbs_in_batch",
+    "mbs_online",
+    "one_row_a_pack",
+    "pack_align",
+    "segment_align",
+    "seq_length_match",
+    "world",
+]
+
+ID_LIMIT = 1 << 31
+
+
+def one_row_a_pack(case: Case) -> bool:
+    """Whether a micro-batch is one pack: ``online``, and ``concat`` with isolated documents."""
+    return case.contract.packed and case.contract.packing is not Packing.IN_BATCH
+
+
+def mbs_online(case: Case) -> Iterator[Finding]:
+    """Packs built online, or from isolated documents, are micro-batches of one: micro_batch_size == 1.
+
+    A THD row already holds many samples, and kernels take one row with one list of offsets. More tokens a
+    micro-batch come from a longer row.
+
+    Source: Megatron-Bridge training/config.py, "Micro batch size should be 1 when training with packed sequence".
+    """
+    mbs, contract = case.contract.micro_batch_size, case.contract
+    if mbs > 1:
+        gbs, length = max(1, contract.global_batch_size // mbs), contract.seq_length * mbs
+        remedy = f"the same tokens a step: micro_batch_size 1, global_batch_size {gbs}, seq_length {length}"
+        yield Finding("micro_batch_size", "1", str(mbs), remedy)
+
+
+def in_batch(case: Case) -> bool:
+    return case.contract.packing is Packing.IN_BATCH
+
+
+def mbs_in_batch(case: Case) -> Iterator[Finding]:
+    """Packing in the batch needs samples to pack: micro_batch_size > 1.
+
+    The samples of a micro-batch are flattened to one row; one sample a row would be packing in name only.
+
+    Source: Megatron-Bridge training/config.py, "micro_batch_size should be greater than 1".
+    """
+    if case.contract.micro_batch_size == 1:
+        share = 2 * case.layout.data
+        remedy = f"micro_batch_size 2 with global_batch_size a multiple of {share}, or packing online"
+        yield Finding("micro_batch_size", "2 or more", "1", remedy)
+
+
+def context_parallel(case: Case) -> bool:
+    return case.layout.context > 1
+
+
+def cp_length(case: Case) -> Iterator[Finding]:
+    """With CP > 1 seq_length divides by 2·CP (zigzag and whole rows) or CP (contiguous), in every mode.
+
+    Each context-parallel rank takes two chunks of a row, one from each end, so that causal work is equal.
+
+    Source: Megatron-Bridge training/config.py; Megatron-LM training/arguments.py, validate_args.
+    """
+    unit = case.contract.partition.granularity(case.layout.context)
+    length = case.contract.seq_length
+    if length % unit:
+        yield Finding("seq_length", f"a multiple of {unit}", str(length), near_multiples(length, unit))
+
+
+def segment_align(case: Case) -> Iterator[Finding]:
+    """segment_multiple is a multiple of 2·CP (CP for contiguous), over training and evaluation CP.
+
+    THD kernels cut every segment for the context-parallel ranks. The default also covers sequence
+    parallelism, lcm(2·CP, CP·TP); a smaller value wastes less padding, as only the whole row needs CP·TP
+    and pack_multiple sees to that.
+
+    Source: Transformer Engine's THD partition (every offset divides by 2·CP); Megatron-Bridge derives the default.
+    """
+    partition, contract = case.contract.partition, case.contract
+    unit = math.lcm(partition.granularity(case.layout.context), partition.granularity(contract.evaluation_context))
+    got = contract.segment_multiple
+    if got % unit:
+        both = math.lcm(got, unit)
+        wider = f", or to {both} to keep {got}" if both != unit else ""
+        remedy = f"set segment_multiple to {unit}{wider}, or leave it out"
+        yield Finding("segment_multiple", f"a multiple of {unit}", str(got), remedy)
+
+
+def pack_align(case: Case) -> Iterator[Finding]:
+    """seq_length divides by lcm(segment_multiple, pack_multiple).
+
+    Otherwise the padding behind the last sample of a full row could not itself be cut evenly.
+
+    Source: Megatron-Bridge training/config.py, "must be divisible by the CP/SP collate padding multiple".
+    """
+    unit, length = case.contract.row_multiple, case.contract.seq_length
+    if length % unit:
+        want = f"a multiple of {unit} = lcm(segment_multiple, pack_multiple)"
+        yield Finding("seq_length", want, str(length), near_multiples(length, unit))
+
+
+def gbs_divides(case: Case) -> Iterator[Finding]:
+    """global_batch_size divides by micro_batch_size · DP, with at least one micro-batch.
+
+    Every data-parallel rank runs the same number of micro-batches in every step; one more on some would
+    leave the others in a collective.
+
+    Source: Megatron-LM core/num_microbatches_calculator.py.
+    """
+    share, got = case.contract.micro_batch_size * case.layout.data, case.contract.global_batch_size
+    if got % share:
+        want = f"a multiple of micro_batch_size · DP = {share}"
+        yield Finding("global_batch_size", want, str(got), near_multiples(got, share))
+
+
+def constant_step(case: Case) -> Iterator[Finding]:
+    """A step has the same number of micro-batches from the first to the last: no ramp-up, no decrease.
+
+    Positions, snapshots and windows count micro-batches of whole steps.
+
+    Source: Megatron-LM core/num_microbatches_calculator.py, rampup_batch_size and decrease_batch_size_if_needed.
+    """
+    for name in ("rampup_batch_size", "decrease_batch_size_if_needed"):
+        if getattr(case.trainer, name):
+            yield Finding(name, "off", "on", f"turn {name} off, or train each batch size as a job of its own")
+
+
+def world(case: Case) -> Iterator[Finding]:
+    """The world size is DP·CP·TP·PP, with a whole number of data-parallel ranks.
+
+    The expert axis shares ranks with the others and does not enter.
+
+    Source: Megatron-Bridge training/config.py, "not divisible by total_model_size".
+    """
+    got, layout = case.trainer.world_size, case.layout
+    if got is None or got == layout.world_size:
+        return
+    share = layout.context * layout.tensor * layout.pipeline
+    yield Finding(
+        "world_size",
+        f"{layout.world_size}, the product of {layout}",
+        str(got),
+        f"set layout.data to {got // share}" if got % share == 0 else f"start {layout.world_size} ranks",
+    )
+
+
+def seq_length_match(case: Case) -> Iterator[Finding]:
+    """The lengths that the trainer declares for its model and its data equal seq_length.
+
+    Pipeline stages allocate receive buffers of the model's length; another width hangs or corrupts.
+
+    Source: Megatron-Bridge training/config.py, "sequence length configuration in model config and dataset config".
+    """
+    want = case.contract.seq_length
+    for name in ("model_seq_length", "data_seq_length"):
+        got = getattr(case.trainer, name)
+        if got not in (None, want):
+            yield Finding(name, f"{want}, the stream's seq_length", str(got), f"set it to {want} on the trainer")
+
+
+def max_position(case: Case) -> Iterator[Finding]:
+    """A position table or limit that the trainer declares holds at least seq_length positions.
+
+    A sample may fill a row alone, and its positions then run to seq_length - 1.
+
+    Source: Megatron-LM training/arguments.py, validate_args.
+    """
+    got, length = case.trainer.max_position_embeddings, case.contract.seq_length
+    if got is not None and got < length:
+        remedy = f"set max_position_embeddings to {length} or more, or serve a seq_length of at most {got}"
+        yield Finding("max_position_embeddings", f"at least {length}", str(got), remedy)
+
+
+def dtype_range(case: Case) -> Iterator[Finding]:
+    """Token ids, the padding id among them, fit the vocabulary and 32 bits; counts are integers, masks are 0 or 1.
+
+    Ids travel as 16 bits where the vocabulary allows, else as 32. Counts and offsets never travel as
+    float32, which is not exact above 2²⁴. A fractional loss weight is refused by name where the sample is read.
+
+    Source: Megatron-LM broadcasts scalars between stages as float32; integers on our wire avoid that.
+    """
+    vocab, pad = case.contract.vocab_size, case.contract.pad_id
+    if vocab > ID_LIMIT:
+        yield Finding("vocab_size", "1 … 2³¹", str(vocab), "declare the tokenizer's vocabulary, below 2147483648")
+    if not 0 <= pad < vocab:
+        yield Finding("pad_id", f"an id below the vocabulary of {vocab}", str(pad), "use 0, or another id that exists")

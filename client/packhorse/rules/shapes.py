@@ -1,0 +1,176 @@
+"""Rules about shapes: widths that must not change, and who needs that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse.errors import ContractError
+from packhorse.rules.framework import Case, Finding, Severity, near_multiples
+from packhorse.trainer import CudaGraph, Dispatcher
+
+__all__ = [
+    "cu_seqlens_fixed",
+    "ep_uniform",
+    "fp8_width",
+    "graph_attention",
+    "graph_width",
+    "pads_offsets",
+    "pp_uniform",
+    "thd_offsets",
+    "thd_rows",
+    "variable_dispatch",
+    "varies",
+    "varies_across_stages",
+]
+
+GRAPHS_OF_TRAINING = (CudaGraph.FULL_ITERATION, CudaGraph.TRANSFORMER_ENGINE)
+ATTENTION = "attn"  # Megatron's name of the module
+FP8_UNIT = 8  # Transformer Engine: the product of all but the last dimension divides by 8
+
+
+def varies(case: Case) -> bool:
+    """Whether rows differ in width; dense rows never do."""
+    return case.contract.packed and not case.contract.fixed_width
+
+
+def varies_across_stages(case: Case) -> bool:
+    return varies(case) and case.layout.pipeline > 1
+
+
+def pads_offsets(case: Case) -> bool:
+    return case.contract.packed and case.contract.pad_cu_seqlens
+
+
+FIXED = ("pad_to_max_length", "true", "false", "set pad_to_max_length to true")
+
+
+def cu_seqlens_fixed(case: Case) -> Iterator[Finding]:
+    """pad_cu_seqlens comes with pad_to_max_length and max_segments.
+
+    A fixed number of offsets needs to know that number, and the last offset is the fixed width.
+
+    Source: Megatron-Bridge data/packing/gpt_sft.py takes both from the metadata of packed files; a stream has none.
+    """
+    if varies(case):
+        yield Finding(*FIXED)
+    if case.contract.max_segments is None:
+        widest = max(1, case.contract.max_width // case.contract.segment_multiple)
+        remedy = f"set max_segments, at most {widest}: a row holds no more segments of segment_multiple slots"
+        yield Finding("max_segments", "a number", "not set", remedy)
+
+
+def graph_width(case: Case) -> Iterator[Finding]:
+    """CUDA graphs of a training step (full iteration, or Transformer Engine's) get rows of one width.
+
+    A graph replays the shapes that it captured.
+
+    Source: Megatron-Bridge training/config.py, "Offline packing with CUDA graphs requires".
+    """
+    if case.trainer.cuda_graph in GRAPHS_OF_TRAINING:
+        yield Finding(*FIXED)
+
+
+def graph_attention(case: Case) -> Iterator[Finding]:
+    """A CUDA graph that captures attention over packed rows gets a fixed number of offsets.
+
+    Offsets are an input of packed attention. A graph of the MLP alone needs only the fixed width. Leaving
+    the modules out captures the whole layer.
+
+    Source: Megatron-Bridge training/config.py, "Packed attention CUDA graphs require".
+    """
+    graph, modules = case.trainer.cuda_graph, case.trainer.cuda_graph_modules
+    captures = graph is CudaGraph.FULL_ITERATION or (
+        graph is CudaGraph.TRANSFORMER_ENGINE and (not modules or ATTENTION in modules)
+    )
+    if captures and not case.contract.pad_cu_seqlens:
+        remedy = "set static_shapes to true and max_segments to a number, or leave attention out of the graph"
+        yield Finding("pad_cu_seqlens", "true", "false", remedy)
+
+
+def thd_offsets(offsets: npt.ArrayLike) -> npt.NDArray[np.int32]:
+    """The offsets of a THD micro-batch as one row: ``[1, n]`` is squeezed, more rows are refused (``THD_ROWS``)."""
+    array = np.asarray(offsets, dtype=np.int32)
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1:
+        shape = " by ".join(map(str, array.shape)) or "a scalar"
+        raise ContractError(
+            f"THD_ROWS: cu_seqlens has shape {shape}, must be [n] or [1, n]; set micro_batch_size to 1, "
+            "or flatten the rows to one"
+        )
+    return array
+
+
+def thd_rows(_case: Case) -> Iterator[Finding]:
+    """A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.
+
+    Checked by ``thd_offsets`` where offsets enter, as no declaration can tell.
+
+    Source: Megatron-Bridge training/gpt_step.py, "Packed THD batches expect micro-batch size 1".
+    """
+    return iter(())
+
+
+def pp_uniform(case: Case) -> Iterator[Finding]:
+    """Pipeline stages exchange rows of one width, or the trainer exchanges shapes first (variable_seq_lengths).
+
+    Receive buffers have the width that the model was built for.
+
+    Source: Megatron-LM core/pipeline_parallel/schedules.py, get_tensor_shapes; variable_seq_lengths.
+    """
+    if case.trainer.variable_seq_lengths is False:
+        yield Finding(*FIXED[:3], "set pad_to_max_length to true, or the trainer's variable_seq_lengths")
+
+
+def variable_dispatch(case: Case) -> Iterator[Finding]:
+    """Rows of varying width do not go through the all-gather dispatcher of mixture-of-experts layers.
+
+    It gathers tensors of one shape.
+
+    Source: Megatron-LM core/transformer/transformer_config.py, moe_token_dispatcher_type.
+    """
+    if case.trainer.moe_dispatcher is Dispatcher.ALLGATHER:
+        remedy = "use alltoall or flex, or set pad_to_max_length to true"
+        yield Finding("moe_dispatcher", "alltoall or flex", "allgather", remedy)
+
+
+def ep_uniform(case: Case) -> Iterator[Finding]:
+    """With expert parallelism rows have one width, or the dispatcher pads uneven token counts.
+
+    Ranks that dispatch different numbers of tokens slow the kernels down or hang them. HybridEP in a CUDA
+    graph cannot pad, there it is an error.
+
+    Source: Megatron-Bridge models/transformer_config.py, moe_hybridep_pad_uneven_dispatch_inputs; its issue 5270.
+    """
+    facts = case.trainer
+    if (facts.expert_parallel or 1) == 1:
+        return
+    graphs = facts.cuda_graph not in (None, CudaGraph.NONE)
+    if graphs and facts.moe_dispatcher is Dispatcher.HYBRID_EP:
+        yield Finding(*FIXED, Severity.ERROR)
+    elif facts.moe_pads_uneven is False:
+        yield Finding(*FIXED[:3], "set pad_to_max_length to true, or let the dispatcher pad")
+
+
+def fp8_width(case: Case) -> Iterator[Finding]:
+    """FP8: a rank's width divides by 8, and a row's by the width that the recipe needs.
+
+    The recipe's width belongs into pack_multiple, so that rows of any length keep it.
+
+    Source: Transformer Engine, assert_dim_for_fp8_exec.
+    """
+    contract, layout = case.contract, case.layout
+    if not case.trainer.fp8:
+        return
+    unit = math.lcm(FP8_UNIT * layout.context, case.trainer.fp8_width or 1)
+    want = f"a multiple of {unit} slots, for FP8"
+    if not varies(case) and contract.seq_length % unit:
+        whole = math.lcm(unit, contract.row_multiple)
+        yield Finding("seq_length", want, str(contract.seq_length), near_multiples(contract.seq_length, whole))
+    if varies(case) and contract.row_multiple % unit:
+        remedy = f"set pack_multiple to {math.lcm(unit, contract.pack_multiple)}"
+        yield Finding("pack_multiple", want, str(contract.pack_multiple), remedy)

@@ -1,0 +1,256 @@
+"""Samples to micro-batches, by packing mode.
+
+An assembler takes pieces in arrival order and gives micro-batches: lists of segments. It says which pieces
+are done, so that the stream need not draw them again, and how far the oldest pending piece was used where
+a mode cuts pieces: that number is all it adds to a snapshot.
+
+| mode | a micro-batch is |
+|---|---|
+| ``online`` | one pack of the lookahead (``packing``) |
+| ``in_batch`` | the next ``micro_batch_size`` samples |
+| ``none`` | the same, each on a row of its own |
+| ``concat``, isolated | documents one after the other; the last is cut where the row ends and goes on in the next |
+| ``concat``, not isolated | ``micro_batch_size`` rows of one endless run of ids |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from packhorse.contract import Packing, ResolvedContract
+from packhorse.errors import ContractError
+from packhorse_service.packing import Packer, PackingPlan
+from packhorse_service.stream import Piece
+
+__all__ = ["Assembled", "Assembler", "assembler_for"]
+
+Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of an endless run
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """One micro-batch, and the pieces that are used up with it."""
+
+    segments: Sequence[Segment]
+    done: Sequence[int]
+
+
+class Assembler(Protocol):
+    """Pieces in, micro-batches out."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
+
+    @property
+    def consumed(self) -> int:
+        """Slots of the oldest pending piece that were delivered already."""
+
+    def add(self, piece: Piece) -> None:
+        """A piece arrives."""
+
+    def next(self) -> Assembled | None:
+        """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
+
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+        """Take up what was pending at a snapshot."""
+
+
+class Online:
+    """Packs built over a lookahead."""
+
+    consumed = 0
+
+    def __init__(self, plan: PackingPlan, segment_multiple: int) -> None:
+        self._packer = Packer(plan)
+        self._multiple = segment_multiple
+        self._pieces: dict[int, Piece] = {}
+
+    @property
+    def wants_more(self) -> bool:
+        return self._packer.wants_more
+
+    def add(self, piece: Piece) -> None:
+        self._pieces[piece.number] = piece
+        self._packer.add(piece.number, -(-piece.slots // self._multiple))
+
+    def next(self) -> Assembled | None:
+        if not len(self._packer):
+            return None
+        numbers = self._packer.next_pack()
+        return Assembled([(self._pieces.pop(number),) for number in numbers], numbers)
+
+    def resume(self, pending: Iterable[Piece], _consumed: int, /) -> None:
+        for piece in pending:
+            self.add(piece)
+
+
+class Consecutive:
+    """``size`` samples in the order of arrival."""
+
+    consumed = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pending: deque[Piece] = deque()
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self._pending) < self._size
+
+    def add(self, piece: Piece) -> None:
+        self._pending.append(piece)
+
+    def next(self) -> Assembled | None:
+        taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
+        return Assembled([(piece,) for piece in taken], [piece.number for piece in taken]) if taken else None
+
+    def resume(self, pending: Iterable[Piece], _consumed: int, /) -> None:
+        self._pending.extend(pending)
+
+
+class Documents:
+    """Documents as segments; the last one is cut at the row's end and continues in the next row."""
+
+    def __init__(self, width: int, segment_multiple: int, max_segments: int | None) -> None:
+        self._width = width
+        self._multiple = segment_multiple
+        self._max_segments = max_segments
+        self._pending: deque[Piece] = deque()
+        self._slots = 0  # pending, with alignment
+        self.consumed = 0
+
+    @property
+    def wants_more(self) -> bool:
+        enough = self._max_segments is not None and len(self._pending) >= self._max_segments
+        return self._slots < self._width and not enough
+
+    def _aligned(self, slots: int) -> int:
+        return -(-slots // self._multiple) * self._multiple
+
+    def add(self, piece: Piece) -> None:
+        self._pending.append(piece)
+        self._slots += self._aligned(piece.slots)
+
+    def next(self) -> Assembled | None:
+        segments: list[Segment] = []
+        done: list[int] = []
+        room = self._width
+        while self._pending and room and len(segments) != self._max_segments:
+            piece = self._pending.popleft()
+            self._slots -= self._aligned(piece.slots)
+            taken = piece
+            if piece.slots > room:
+                taken, rest = _cut(piece, room)
+                self._pending.appendleft(rest)
+                self._slots += self._aligned(rest.slots)
+                self.consumed += room
+            else:
+                done.append(piece.number)
+                self.consumed = 0
+            segments.append((taken,))
+            room -= self._aligned(taken.slots)
+        return Assembled(segments, done) if segments else None
+
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+        for piece in _after(pending, consumed):
+            self.add(piece)
+        self.consumed = consumed
+
+
+class EndlessRun:
+    """Rows of ``width`` ids of one run; each row's labels reach one id into the next row."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        self._width = width
+        self._rows = rows
+        self._pending: deque[Piece] = deque()
+        self._ids = 0
+        self.consumed = 0
+
+    @property
+    def wants_more(self) -> bool:
+        return self._ids < self._width * self._rows + 1
+
+    def add(self, piece: Piece) -> None:
+        if piece.block.labels is not None:
+            raise ContractError(
+                "samples with labels of their own cannot be joined to one run of ids; "
+                "set isolate_documents to true, or leave the labels out"
+            )
+        self._pending.append(piece)
+        self._ids += piece.end - piece.begin
+
+    def next(self) -> Assembled | None:
+        segments: list[Segment] = []
+        done: list[int] = []
+        for _ in range(self._rows):
+            if self._ids >= 2:
+                segments.append(self._row(done))
+        return Assembled(segments, done) if segments else None
+
+    def _row(self, done: list[int]) -> Segment:
+        """Take ``width`` ids, and look at one more."""
+        row: list[Piece] = []
+        room = min(self._width, self._ids - 1)
+        while room:
+            piece = self._pending[0]
+            size = piece.end - piece.begin
+            if size <= room:
+                row.append(self._pending.popleft())
+                done.append(piece.number)
+                self.consumed = 0
+                used = size
+            else:
+                row.append(piece._replace(end=piece.begin + room))
+                self._pending[0] = piece._replace(begin=piece.begin + room)
+                self.consumed += room
+                used = room
+            room -= used
+            self._ids -= used
+        ahead = self._pending[0]
+        row.append(ahead._replace(end=ahead.begin + 1))
+        return row
+
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+        self.consumed = consumed
+        for piece in pending:
+            _check_consumed(consumed, piece.end - piece.begin)
+            self.add(piece._replace(begin=piece.begin + consumed))
+            consumed = 0
+
+
+def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
+    """The first ``slots`` of a piece and the rest; the two share an id, so that no target is lost."""
+    overlap = piece.end - piece.begin - piece.slots
+    middle = piece.begin + slots
+    first = piece._replace(end=middle + overlap, slots=slots)
+    return first, piece._replace(begin=middle, slots=piece.slots - slots)
+
+
+def _after(pending: Iterable[Piece], consumed: int) -> Iterable[Piece]:
+    """The pending pieces without what was delivered of the first."""
+    for piece in pending:
+        _check_consumed(consumed, piece.slots)
+        yield _cut(piece, consumed)[1] if consumed else piece
+        consumed = 0
+
+
+def _check_consumed(consumed: int, size: int) -> None:
+    if consumed >= size:
+        raise ContractError("snapshot: more of a document was delivered than it has; the shards differ")
+
+
+def assembler_for(contract: ResolvedContract, plan: PackingPlan) -> Assembler:
+    """The assembler of a contract's packing mode."""
+    mbs, width = contract.micro_batch_size, contract.seq_length
+    if contract.packing is Packing.CONCAT and contract.isolate_documents:
+        return Documents(width, contract.segment_multiple, contract.max_segments)
+    if contract.packing is Packing.CONCAT:
+        return EndlessRun(width, mbs)
+    if contract.packing is Packing.ONLINE:
+        return Online(plan, contract.segment_multiple)
+    return Consecutive(mbs)

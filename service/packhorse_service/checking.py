@@ -1,0 +1,185 @@
+"""``packhorse check``: the rules of the handshake, offline, and what follows from a layout.
+
+A report is made once and shown as a table or as JSON.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Column, Table
+
+from packhorse.context_parallel import Partition
+from packhorse.contract import Packing, Readers, ResolvedContract, default_segment_multiple
+from packhorse.errors import ConfigError
+from packhorse.layout import ParallelLayout
+from packhorse.payload import narrowest
+from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
+from packhorse.rules.document import explain
+from packhorse_service.config import ServeConfig
+from packhorse_service.pipeline import open_tokenizer, resolve_contract
+from packhorse_service.trainer_file import TrainerFile
+
+__all__ = ["Report", "as_json", "check_config", "explain_rule", "fill_bound", "load_lengths", "show"]
+
+Lengths = npt.NDArray[np.int64]
+MASK_BYTES = 1 / 8  # the loss mask travels as bits
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, what could not be checked, and what follows from the layout."""
+
+    violations: tuple[Violation, ...]
+    not_checked: tuple[Unchecked, ...]
+    derived: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """No error; warnings do not count."""
+        return not errors(list(self.violations))
+
+
+def check_config(
+    config: ServeConfig,
+    base: Path,
+    trainer: TrainerFile | None = None,
+    world_size: int | None = None,
+    lengths: Lengths | None = None,
+) -> Report:
+    """Check a configuration, and a trainer that would connect; no shard is read.
+
+    Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary.
+    """
+    # The tokenizer is opened only where it must tell the vocabulary.
+    tokenizer = None if config.contract.vocab_size else open_tokenizer(config, base)[1]
+    layout, contract = config.layout, resolve_contract(config.contract, config.layout, tokenizer)
+    reader = trainer or TrainerFile()
+    facts = reader.trainer if world_size is None else replace(reader.trainer, world_size=world_size)
+    declared = replace(reader.contract, trainer=facts)
+    violations = compare(declared, reader.layout or layout, reader.window, contract, layout)
+    derived = _derived(contract, layout, config.steps_ahead)
+    if lengths is not None:
+        derived["lengths"] = fill_bound(lengths, contract)
+    not_checked = unchecked(Case(layout, contract, facts, reader.window))
+    return Report(tuple(violations), tuple(not_checked), derived)
+
+
+READER_COUNTS: Mapping[Readers, Callable[[ParallelLayout], int]] = {
+    Readers.ALL: lambda layout: layout.world_size,
+    Readers.TENSOR_ZERO: lambda layout: layout.world_size // layout.tensor,
+    Readers.TENSOR_ZERO_EDGES: lambda layout: layout.data * layout.context * min(layout.pipeline, 2),
+}
+
+
+def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: int) -> dict[str, Any]:
+    """What follows from the layout and the contract; sizes in slots and bytes."""
+    rows = contract.num_microbatches(layout) * layout.data
+    per_token = _wire_bytes_per_token(contract, layout)
+    dense_rows = 1 if contract.packed else contract.micro_batch_size
+    return {
+        "layout": str(layout),
+        "world_size": layout.world_size,
+        "readers": READER_COUNTS[contract.readers](layout),
+        "packing": str(contract.packing),
+        "segment_multiple": contract.segment_multiple,
+        "default_segment_multiple": default_segment_multiple(layout, contract.partition, contract.evaluation_context),
+        "pack_multiple": contract.pack_multiple,
+        "row_multiple": contract.row_multiple,
+        "row_slots": contract.max_width,
+        "fixed_width": contract.fixed_width or not contract.packed,
+        "num_microbatches": contract.num_microbatches(layout),
+        "wire_bytes_per_token": per_token,
+        "held_bytes": round((steps_ahead + 1) * rows * dense_rows * contract.max_width * per_token),
+    }
+
+
+def _wire_bytes_per_token(contract: ResolvedContract, layout: ParallelLayout) -> float:
+    """Of a full row, without its offsets and header. Slices carry their labels, whole rows imply them."""
+    sliced = layout.context > 1 and contract.partition is not Partition.WHOLE
+    return np.dtype(narrowest(contract.vocab_size)).itemsize * (2 if sliced else 1) + MASK_BYTES
+
+
+def load_lengths(path: Path) -> Lengths:
+    """Sample lengths in slots, from a ``.npy`` file of integers. Raises ``ConfigError``."""
+    try:
+        lengths = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--lengths {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
+        raise ConfigError(f"--lengths {str(path)!r} must hold one row of integers, the slots of each sample")
+    return lengths.astype(np.int64)
+
+
+def fill_bound(lengths: Lengths, contract: ResolvedContract) -> dict[str, Any]:
+    """The best share of useful slots that any packing of these samples can reach, and why not all.
+
+    Padding each segment to ``segment_multiple`` bounds it; without packing, each sample fills its own row.
+    Samples of no slot, or of more than a row, are counted and left out.
+    """
+    usable = lengths[(lengths > 0) & (lengths <= contract.seq_length)]
+    useful = int(usable.sum())
+    if contract.packing is Packing.NONE:
+        occupied = len(usable) * contract.seq_length
+    else:
+        multiple = contract.segment_multiple if contract.packed else 1
+        occupied = int((-(-usable // multiple) * multiple).sum())
+    return {
+        "samples": len(lengths),
+        "left_out": len(lengths) - len(usable),
+        "useful_slots": useful,
+        "packs_at_least": -(-occupied // contract.seq_length),
+        "useful_fill_at_most": round(useful / occupied, 6) if occupied else 0.0,
+    }
+
+
+def as_json(report: Report) -> str:
+    """One JSON object: ``ok``, ``violations`` and ``derived``."""
+    violations = [{**asdict(violation), "message": violation.message} for violation in report.violations]
+    not_checked = [{"rule": rule, "missing": list(missing)} for rule, missing in report.not_checked]
+    derived = {**report.derived, "not_checked": not_checked}
+    return json.dumps({"ok": report.ok, "violations": violations, "derived": derived}, indent=2, ensure_ascii=False)
+
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARN: "yellow"}
+
+
+def show(report: Report, console: Console) -> None:
+    """The report for a person."""
+    if report.violations:
+        folds = (Column("what is wrong", overflow="fold"), Column("what to change", overflow="fold"))
+        table = Table("", Column("rule", no_wrap=True), *folds, show_lines=True)
+        for v in report.violations:
+            table.add_row(f"[{STYLES[v.severity]}]{v.severity}[/]", v.rule, _plain(v.message), _plain(v.remedy))
+        console.print(table)
+    facts = Table("follows from the layout", "", show_edge=False)
+    for name, value in report.derived.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        for part, each in inner:
+            facts.add_row(f"{name} {part}".strip().replace("_", " "), _plain(str(each)))
+    console.print(facts)
+    for rule, missing in report.not_checked:
+        console.print(f"[dim]not checked: {rule}, as nobody declared {', '.join(missing)}[/]", highlight=False)
+    console.print("[bold green]the contract holds[/]" if report.ok else "[bold red]the contract does not hold[/]")
+
+
+def _plain(text: str) -> str:
+    """Without rich reading markup into it."""
+    return text.replace("[", r"\[")
+
+
+def explain_rule(name: str) -> str:
+    """All that is known of a rule. Raises ``ConfigError`` that names the nearest where there is none."""
+    known = {rule.id: rule for rule in RULES}
+    if name.upper() in known:
+        return explain(known[name.upper()])
+    near = difflib.get_close_matches(name.upper(), known, n=1)
+    raise ConfigError(f"no rule {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"))

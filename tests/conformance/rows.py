@@ -1,0 +1,88 @@
+"""Samples, or offsets, through the service's and the client's own code to what a rank is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from packhorse import BatchContract, MicroBatch, ParallelLayout
+from packhorse.contract import ResolvedContract, resolve
+from packhorse.offsets import align, pad_to_width
+from packhorse.row import Row
+from packhorse.views import view_microbatch
+from packhorse_service.assembly import assemble
+from packhorse_service.framing import frame_step, view_of
+from packhorse_service.row_building import build_row
+from packhorse_service.sources.formats import TokenArrays
+from packhorse_service.sources.samples import Sample
+from packhorse_service.sources.tar import Member
+from packhorse_service.stream import Piece
+from tests.service.corpus import MemoryCorpus
+
+VOCABULARY = 1 << 20
+
+
+def contract_of(layout: ParallelLayout | None = None, *, seq_length: int, **fields: Any) -> ResolvedContract:
+    """A contract that aligns nothing of its own accord, unless ``fields`` say so."""
+    declared = BatchContract(**{"segment_multiple": 1, "padding_mask": True, **fields})
+    return resolve(
+        declared, layout or ParallelLayout(), seq_length=seq_length, global_batch_size=1, vocab_size=VOCABULARY
+    )
+
+
+def drawn(samples: Sequence[TokenArrays], seq_length: int) -> Iterator[Piece]:
+    """Samples as the stream draws them, in order. Raises ``SourceError`` for one it cannot use."""
+    stored = [Sample(str(i), {"npy": Member(f"{i}.npy", b"", 0, 0)}, None) for i in range(len(samples))]
+    corpus = MemoryCorpus()
+    corpus.add([[assemble(stored, samples, shard="memory", vocab_size=VOCABULARY)]], shuffle=False)
+    stream = corpus.stream(seq_length)
+    while (pieces := stream.draw()) is not None:
+        yield from pieces
+
+
+def deliver(samples: Sequence[TokenArrays], contract: ResolvedContract) -> MicroBatch:
+    """One row of all these samples, as a rank without context parallelism receives it.
+
+    The packer never overfills a row; samples that are given together may, and ``packhorse.offsets`` refuses.
+    """
+    pieces = list(drawn(samples, contract.seq_length))
+    logical, physical = align([piece.slots for piece in pieces], contract.segment_multiple)
+    if contract.pad_to_max_length:
+        logical, physical = pad_to_width(logical, physical, contract.max_width, contract.tail_padding)
+    row = build_row([(piece,) for piece in pieces], contract)
+    assert (row.cu_seqlens.tolist(), row.cu_seqlens_padded.tolist()) == (logical.tolist(), physical.tolist())
+    return deliver_row(row, contract, ParallelLayout(), 0)
+
+
+def deliver_row(row: Row, contract: ResolvedContract, layout: ParallelLayout, rank: int) -> MicroBatch:
+    """A row as ``rank`` of the layout receives it."""
+    framed = frame_step(0, [[row]] * layout.data, b"", contract, layout, with_keys=False)
+    at = layout.coordinates(rank)
+    view = framed.of(view_of(at, contract, layout))[0]
+    return view_microbatch(view.body, memoryview(view.payload), contract, layout, at.context)
+
+
+def row_with(logical: Sequence[int], physical: Sequence[int]) -> Row:
+    """A row with these offsets: ids count up from 1, everything is trained on."""
+    lengths, width = np.diff(logical), int(physical[-1])
+    row = Row(
+        np.zeros(width, np.uint32),
+        np.full(int(np.count_nonzero(lengths)), 7, np.uint32),
+        np.zeros(width, np.uint8),
+        np.array(logical, np.int32),
+        np.array(physical, np.int32),
+    )
+    real = np.flatnonzero(row.geometry.real)
+    row.tokens[real] = np.arange(1, len(real) + 1)
+    row.loss_mask[real] = 1
+    return row
+
+
+def micro_batch_with(logical: Sequence[int], physical: Sequence[int], **fields: Any) -> MicroBatch:
+    """A whole row with these offsets, as torch tensors."""
+    from packhorse.torch_adapter import to_torch
+
+    contract = contract_of(seq_length=int(physical[-1]), **fields)
+    return to_torch(deliver_row(row_with(logical, physical), contract, ParallelLayout(), 0), pin=False)
