@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from packhorse.context_parallel import Partition
-from packhorse.contract import Packing, Readers, ResolvedContract, default_segment_multiple
+from packhorse.contract import Packing, ResolvedContract, default_segment_multiple
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse.payload import narrowest
 from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
 from packhorse.rules.document import explain
 from packhorse_service.config import ServeConfig
+from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import open_tokenizer, resolve_contract
 from packhorse_service.trainer_file import TrainerFile
 
@@ -73,13 +74,6 @@ def check_config(
     return Report(tuple(violations), tuple(not_checked), derived)
 
 
-READER_COUNTS: Mapping[Readers, Callable[[ParallelLayout], int]] = {
-    Readers.ALL: lambda layout: layout.world_size,
-    Readers.TENSOR_ZERO: lambda layout: layout.world_size // layout.tensor,
-    Readers.TENSOR_ZERO_EDGES: lambda layout: layout.data * layout.context * min(layout.pipeline, 2),
-}
-
-
 def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: int) -> dict[str, Any]:
     """What follows from the layout and the contract; sizes in slots and bytes."""
     rows = contract.num_microbatches(layout) * layout.data
@@ -88,7 +82,7 @@ def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: in
     return {
         "layout": str(layout),
         "world_size": layout.world_size,
-        "readers": READER_COUNTS[contract.readers](layout),
+        "readers": len(readers_of(layout, contract.readers)),
         "packing": str(contract.packing),
         "segment_multiple": contract.segment_multiple,
         "default_segment_multiple": default_segment_multiple(layout, contract.partition, contract.evaluation_context),

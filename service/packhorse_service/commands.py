@@ -16,9 +16,10 @@ from packhorse import __version__
 from packhorse.errors import ConfigError, PackhorseError
 from packhorse_service.checking import as_json, check_config, explain_rule, load_lengths, show
 from packhorse_service.config import load_config
+from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
-from packhorse_service.server import Server, readers_of
+from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
 from packhorse_service.tokenising import TokenizerSpec
 from packhorse_service.trainer_file import load_trainer

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import product
 
-from packhorse.contract import BatchContract, ResolvedContract
+from packhorse.contract import BatchContract, Readers, ResolvedContract
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.trainer import TrainerFacts
@@ -14,7 +15,7 @@ from packhorse.wire import PROTOCOL_VERSION, Hello, Reject
 from packhorse_service.dismissal import refusal
 from packhorse_service.meeting import Formation, Meeting
 
-__all__ = ["Offer", "disagreements", "dismissals"]
+__all__ = ["Offer", "disagreements", "dismissals", "readers_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,21 @@ class Offer:
             want = f"a reader of {self.layout}"
             found.append(refusal("RANKS_AGREE", "reader", want, str(hello.reader), "check rank and layout"))
         return found
+
+
+def readers_of(layout: ParallelLayout, readers: Readers = Readers.ALL) -> frozenset[Coordinates]:
+    """The coordinates that connect."""
+    sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
+    every = (Coordinates(*at) for at in product(*(range(size) for size in sizes)))
+    return frozenset(at for at in every if READS[readers](at, layout))
+
+
+# Whether a coordinate reads for itself, or gets its micro-batches from a peer's broadcast.
+READS: dict[Readers, Callable[[Coordinates, ParallelLayout], bool]] = {
+    Readers.ALL: lambda at, layout: True,
+    Readers.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
+    Readers.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
+}
 
 
 def disagreements(hellos: Mapping[Coordinates, Hello]) -> list[Violation]:

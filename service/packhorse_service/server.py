@@ -16,26 +16,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from types import FrameType
 
 import zmq
 
-from packhorse.contract import Readers
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
-from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.wire import ErrorCode, ServerError, decode, encode
 from packhorse_service.attempt import Phase
 from packhorse_service.framing import FramedStep
 from packhorse_service.notices import describe
-from packhorse_service.offer import Offer
+from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import Pipeline
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
 
-__all__ = ["Server", "readers_of"]
+__all__ = ["Server"]
 
 log = logging.getLogger("packhorse.server")
 
@@ -47,21 +44,6 @@ LINGER_MS = 1_000
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
-
-
-def readers_of(layout: ParallelLayout, readers: Readers = Readers.ALL) -> frozenset[Coordinates]:
-    """The coordinates that connect."""
-    sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
-    every = (Coordinates(*at) for at in product(*(range(size) for size in sizes)))
-    return frozenset(at for at in every if READS[readers](at, layout))
-
-
-# Whether a coordinate reads for itself, or gets its micro-batches from a peer's broadcast.
-READS: dict[Readers, Callable[[Coordinates, ParallelLayout], bool]] = {
-    Readers.ALL: lambda at, layout: True,
-    Readers.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
-    Readers.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from packhorse.contract import BatchContract, LossReduction, Objective, Packing, Remainder, resolve
 from packhorse.errors import ContractError
 from packhorse.layout import ParallelLayout
+from packhorse.offsets import one_row
 from packhorse.rules import (
     MINIMUM_WINDOW,
     RULES,
@@ -23,7 +24,6 @@ from packhorse.rules import (
     check,
     compare,
     errors,
-    thd_offsets,
     unchecked,
     warnings,
 )
@@ -305,13 +305,13 @@ def test_a_wider_multiple_is_kept() -> None:
 
 @pytest.mark.parametrize("offsets", [[0, 4, 8], [[0, 4, 8]]])
 def test_one_row_of_offsets_is_taken_with_or_without_its_batch_dimension(offsets: list[Any]) -> None:
-    assert thd_offsets(offsets).tolist() == [0, 4, 8]
+    assert one_row(np.array(offsets)).tolist() == [0, 4, 8]
 
 
-@pytest.mark.parametrize("offsets", [[[0, 4], [0, 8]], 3, np.zeros((1, 1, 2))])
-def test_more_rows_of_offsets_are_refused_by_name(offsets: Any) -> None:
+@pytest.mark.parametrize("offsets", [[[0, 4], [0, 8]], [[[0, 4]], [[0, 8]]]])
+def test_more_rows_of_offsets_are_refused_by_name(offsets: list[Any]) -> None:
     with pytest.raises(ContractError, match=r"THD_ROWS: .*micro_batch_size to 1"):
-        thd_offsets(offsets)
+        one_row(np.array(offsets))
 
 
 LAYOUTS = st.builds(

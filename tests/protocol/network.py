@@ -22,8 +22,7 @@ from packhorse.session import Effect as ClientEffect
 from packhorse.views import view_microbatch
 from packhorse.wire import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
-from packhorse_service.offer import Offer
-from packhorse_service.server import readers_of
+from packhorse_service.offer import Offer, readers_of
 from packhorse_service.sessions import Effect, Make, Restore, StreamSession
 from packhorse_service.sessions import Send as ServerSend
 

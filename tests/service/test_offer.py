@@ -12,8 +12,7 @@ from packhorse.rules import Violation
 from packhorse.session import ClientSession, Identity, Send
 from packhorse.trainer import Stack, TrainerFacts
 from packhorse.wire import Hello, Reject, Welcome, decode, encode
-from packhorse_service.offer import Offer, disagreements
-from packhorse_service.server import readers_of
+from packhorse_service.offer import Offer, disagreements, readers_of
 from packhorse_service.sessions import Send as ServerSend
 from packhorse_service.sessions import StreamSession
 

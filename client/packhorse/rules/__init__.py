@@ -9,7 +9,6 @@ and ``families`` hold the checks, ``framework`` says what a rule is. ``docs/rule
 from packhorse.rules.catalog import RULES, check, compare, errors, unchecked, warnings
 from packhorse.rules.families import FAMILIES, Family
 from packhorse.rules.framework import Case, Finding, Rule, Severity, Unchecked, Violation
-from packhorse.rules.shapes import thd_offsets
 from packhorse.rules.stack import MINIMUM_WINDOW
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "check",
     "compare",
     "errors",
-    "thd_offsets",
     "unchecked",
     "warnings",
 ]

@@ -5,10 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
-
-from packhorse.errors import ContractError
 from packhorse.rules.framework import Case, Finding, Severity, near_multiples
 from packhorse.trainer import CudaGraph, Dispatcher
 
@@ -20,7 +16,6 @@ __all__ = [
     "graph_width",
     "pads_offsets",
     "pp_uniform",
-    "thd_offsets",
     "thd_rows",
     "variable_dispatch",
     "varies",
@@ -91,24 +86,10 @@ def graph_attention(case: Case) -> Iterator[Finding]:
         yield Finding("pad_cu_seqlens", "true", "false", remedy)
 
 
-def thd_offsets(offsets: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """The offsets of a THD micro-batch as one row: ``[1, n]`` is squeezed, more rows are refused (``THD_ROWS``)."""
-    array = np.asarray(offsets, dtype=np.int32)
-    if array.ndim == 2 and len(array) == 1:
-        array = array[0]
-    if array.ndim != 1:
-        shape = " by ".join(map(str, array.shape)) or "a scalar"
-        raise ContractError(
-            f"THD_ROWS: cu_seqlens has shape {shape}, must be [n] or [1, n]; set micro_batch_size to 1, "
-            "or flatten the rows to one"
-        )
-    return array
-
-
 def thd_rows(_case: Case) -> Iterator[Finding]:
     """A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.
 
-    Checked by ``thd_offsets`` where offsets enter, as no declaration can tell.
+    Checked by ``packhorse.offsets.one_row`` where offsets enter, as no declaration can tell.
 
     Source: Megatron-Bridge training/gpt_step.py, "Packed THD batches expect micro-batch size 1".
     """
