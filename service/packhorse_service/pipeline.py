@@ -37,13 +37,13 @@ from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, Pr
 from packhorse_service.mixing import SourcePlan, integer_weights
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
-from packhorse_service.row_building import build_row, segment_slots
+from packhorse_service.row_building import build_row, segment_slots, supervised_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.stream import SampleStream, SourceCounts, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 
-__all__ = ["Pipeline", "StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
+__all__ = ["Pipeline", "PlannedStep", "StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
 
 DEFAULT_LOOKAHEAD = 64  # packs' worth
 
@@ -222,6 +222,26 @@ def _cut_length(plan: StreamPlan) -> int:
     return lengths.get(plan.contract.packing, plan.contract.seq_length)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step before its rows are built.
+
+    Where a finite stream ends, ``micro_batches`` are too few; ``ranks`` then names numbers behind the last: fillers.
+    """
+
+    step: int
+    micro_batches: Sequence[Sequence[Segment]]  # in the order of the pack stream
+    costs: Sequence[int]  # of each
+    supervised: Sequence[int]  # slots of each that are trained on
+    ranks: Sequence[Sequence[int]]  # ranks[rank][index]: which micro-batch
+    snapshot: bytes  # of the stream behind this step
+
+    @property
+    def fillers(self) -> int:
+        """Micro-batches that are missing."""
+        return sum(map(len, self.ranks)) - len(self.micro_batches)
+
+
 class Pipeline:
     """Runs a plan: whole steps in order, from the beginning or from a snapshot."""
 
@@ -243,27 +263,35 @@ class Pipeline:
 
     def next_step(self) -> FramedStep | None:
         """Make one whole step; ``None`` at the end of a finite stream."""
-        contract, layout = self.plan.contract, self.plan.layout
+        planned = self.next_plan()
+        return None if planned is None else self._framed(planned)
+
+    def next_plan(self) -> PlannedStep | None:
+        """Which samples the next step's micro-batches hold and who gets them, without building their rows."""
+        contract = self.plan.contract
         size = contract.global_batch_size // contract.micro_batch_size
         assembled = [micro_batch for _ in range(size) if (micro_batch := self._next_micro_batch())]
         if not assembled or (len(assembled) < size and contract.remainder is Remainder.DROP):
             return None
-        rows = [build_row(segments, contract, self._keys(segments)) for segments in assembled]
         costs = [self.plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in assembled]
+        supervised = [sum(map(supervised_slots, segments)) for segments in assembled]
         missing = size - len(assembled)
-        rows += [rows[-1].as_filler()] * missing
-        plan = plan_step(costs + costs[-1:] * missing, layout.data)
-        place, consumed = self._stream.place(), self._assembler.consumed
-        step = frame_step(
-            self.step,
-            [[rows[number] for number in of_rank] for of_rank in plan],
-            encode_snapshot(self.step + 1, self._cut_length, self.plan.identity, place, consumed),
-            contract,
-            layout,
-            with_keys=self.plan.with_keys,
-        )
+        ranks = plan_step(costs + costs[-1:] * missing, self.plan.layout.data, supervised + [0] * missing)
+        planned = PlannedStep(self.step, assembled, costs, supervised, ranks, self._snapshot(self.step + 1))
         self.step += 1
-        return step
+        return planned
+
+    def _snapshot(self, step: int) -> bytes:
+        """Of the stream as it stands now, before ``step``."""
+        place, consumed = self._stream.place(), self._assembler.consumed
+        return encode_snapshot(step, self._cut_length, self.plan.identity, place, consumed)
+
+    def _framed(self, planned: PlannedStep) -> FramedStep:
+        contract, layout = self.plan.contract, self.plan.layout
+        rows = [build_row(segments, contract, self._keys(segments)) for segments in planned.micro_batches]
+        rows += [rows[-1].as_filler()] * planned.fillers
+        of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
+        return frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
 
     def _next_micro_batch(self) -> Sequence[Segment]:
         """The segments of the next micro-batch; none at the end."""

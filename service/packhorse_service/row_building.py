@@ -17,7 +17,7 @@ from packhorse.offsets import align, fix_count, pad_to_width
 from packhorse.row import Row, SampleKey
 from packhorse_service.assembling import Segment
 
-__all__ = ["build_row", "segment_slots"]
+__all__ = ["build_row", "segment_slots", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.uint8]
@@ -28,6 +28,17 @@ def segment_slots(segment: Segment) -> int:
     """Logical slots of a segment."""
     ids = sum(piece.end - piece.begin for piece in segment)
     return ids if segment[0].block.labels is not None else ids - 1
+
+
+def supervised_slots(segment: Segment) -> int:
+    """Slots of a segment that are trained on."""
+    supervised = 0
+    shift = 1 if segment[0].block.labels is None else 0  # the segment's first id is nobody's target
+    for piece in segment:
+        targets, mask = slice(piece.begin + shift, piece.end), piece.block.loss_mask
+        supervised += targets.stop - targets.start if mask is None else int(np.count_nonzero(mask[targets]))
+        shift = 0
+    return supervised
 
 
 def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:

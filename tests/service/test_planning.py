@@ -26,7 +26,7 @@ STEPS = steps()
 @given(STEPS)
 def test_every_pack_is_dealt_once_and_every_rank_gets_the_same_number(step: tuple[list[int], int]) -> None:
     costs, data_parallel = step
-    plan = plan_step(costs, data_parallel)
+    plan = plan_step(costs, data_parallel, [1] * len(costs))
     assert sorted(pack for of_rank in plan for pack in of_rank) == list(range(len(costs)))
     assert [len(of_rank) for of_rank in plan] == [len(costs) // data_parallel] * data_parallel
 
@@ -35,26 +35,28 @@ def test_every_pack_is_dealt_once_and_every_rank_gets_the_same_number(step: tupl
 def test_the_packs_of_a_row_are_neighbours_in_cost(step: tuple[list[int], int]) -> None:
     """No pack of a later row costs more than one of an earlier row."""
     costs, data_parallel = step
-    rows = [[costs[pack] for pack in row] for row in zip(*plan_step(costs, data_parallel), strict=True)]
+    rows = [
+        [costs[pack] for pack in row] for row in zip(*plan_step(costs, data_parallel, [1] * len(costs)), strict=True)
+    ]
     assert all(min(row) >= max(following) for row, following in pairwise(rows))
 
 
 @given(STEPS)
 def test_equal_costs_keep_the_order_of_the_packs(step: tuple[list[int], int]) -> None:
     costs, data_parallel = step
-    plan = plan_step(costs, data_parallel)
+    plan = plan_step(costs, data_parallel, [1] * len(costs))
     rows = [row if number % 2 == 0 else row[::-1] for number, row in enumerate(zip(*plan, strict=True))]
     dealt = [pack for row in rows for pack in row]
     assert dealt == sorted(range(len(costs)), key=lambda pack: (-costs[pack], pack))
-    assert plan == plan_step(list(costs), data_parallel)
+    assert plan == plan_step(list(costs), data_parallel, [1] * len(costs))
 
 
 def test_rows_are_dealt_in_a_snake() -> None:
-    assert plan_step([9, 8, 7, 6, 5, 4, 3, 2, 1], 3) == [[0, 5, 6], [1, 4, 7], [2, 3, 8]]
+    assert plan_step([9, 8, 7, 6, 5, 4, 3, 2, 1], 3, [1] * 9) == [[0, 5, 6], [1, 4, 7], [2, 3, 8]]
 
 
 def test_one_rank_gets_the_packs_by_cost() -> None:
-    assert plan_step([3, 9, 5], 1) == [[1, 2, 0]]
+    assert plan_step([3, 9, 5], 1, [1] * 3) == [[1, 2, 0]]
 
 
 def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, float, float]:
@@ -63,7 +65,7 @@ def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, 
     model = CostModel()
     packs = [random.multinomial(32_768, random.dirichlet(np.full(n, 0.3))) for n in random.integers(1, 40, 64 * rows)]
     costs = np.array([model.cost(pack) for pack in packs[: data_parallel * rows]])
-    planned = costs[np.array(plan_step(costs.tolist(), data_parallel))]
+    planned = costs[np.array(plan_step(costs.tolist(), data_parallel, [1] * len(costs)))]
     naive = costs.reshape(rows, data_parallel).T
     mean = costs.sum() / data_parallel
     return (
