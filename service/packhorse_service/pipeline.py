@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from packhorse.contract import BatchContract, Packing, Remainder, ResolvedContract, resolve
 from packhorse.errors import ConfigError, ContractError, SourceError
@@ -40,10 +41,21 @@ from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.row_building import build_row, segment_slots, supervised_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
-from packhorse_service.stream import SampleStream, SourceCounts, SourceSetting
+from packhorse_service.stream import DrawnSample, SampleStream, SourceCounts, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 
-__all__ = ["Pipeline", "PlannedStep", "StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
+__all__ = [
+    "Observer",
+    "Pipeline",
+    "PlannedStep",
+    "StreamPlan",
+    "cut_length",
+    "make_engine",
+    "open_tokenizer",
+    "packing_plan",
+    "plan_stream",
+    "resolve_contract",
+]
 
 DEFAULT_LOOKAHEAD = 64  # packs' worth
 
@@ -93,11 +105,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         )
         for source_name, source in config.sources.items()
     }
-    lookahead = config.packing.lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
-    capacity = (contract.seq_length - config.packing.tail_slots) // contract.segment_multiple
-    if capacity < 1:
-        raise ConfigError(f"packing.tail_slots={config.packing.tail_slots} leaves no room in rows of seq_length slots")
-    packing = PackingPlan(capacity=capacity, lookahead=lookahead * capacity, max_segments=contract.max_segments)
+    packing = packing_plan(contract, config.packing.lookahead, config.packing.tail_slots)
     cost = CostModel(6 * config.packing.hidden_size)
     return StreamPlan(
         name=name,
@@ -111,6 +119,15 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         warnings=(*map(str, broken), *_slow_shards(settings)),
         with_keys=config.keys,
     )
+
+
+def packing_plan(contract: ResolvedContract, lookahead: int | None = None, tail_slots: int = 0) -> PackingPlan:
+    """How packs of a contract are filled; ``lookahead`` in packs' worth."""
+    capacity = (contract.seq_length - tail_slots) // contract.segment_multiple
+    if capacity < 1:
+        raise ConfigError(f"packing.tail_slots={tail_slots} leaves no room in rows of seq_length slots")
+    packs = lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
+    return PackingPlan(capacity=capacity, lookahead=packs * capacity, max_segments=contract.max_segments)
 
 
 def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
@@ -216,7 +233,7 @@ def _make_load(specs: Mapping[str, DecodingSpec]) -> Load:
     return BlockLoader(specs).load
 
 
-def _cut_length(plan: StreamPlan) -> int:
+def cut_length(plan: StreamPlan) -> int:
     """Slots at which an over-long sample is cut; 0 where documents are cut to the rows they fall into."""
     lengths = {Packing.CONCAT: 0, Packing.ONLINE: plan.packing.capacity * plan.contract.segment_multiple}
     return lengths.get(plan.contract.packing, plan.contract.seq_length)
@@ -242,14 +259,26 @@ class PlannedStep:
         return sum(map(len, self.ranks)) - len(self.micro_batches)
 
 
+class Observer(Protocol):
+    """Is told what happens, in the order in which it happens; changes nothing."""
+
+    def drawn(self, sample: DrawnSample) -> None:
+        """A sample was drawn: it waits to be packed."""
+
+    def packed(self, segments: Sequence[Segment]) -> None:
+        """The next micro-batch of the pack stream."""
+
+
 class Pipeline:
     """Runs a plan: whole steps in order, from the beginning or from a snapshot."""
 
-    def __init__(self, plan: StreamPlan, engine: Engine) -> None:
+    def __init__(self, plan: StreamPlan, engine: Engine, observer: Observer | None = None) -> None:
         self.plan = plan
+        self._observer = observer
         self.step = 0  # the next to make
-        self._cut_length = _cut_length(plan)
+        self._cut_length = cut_length(plan)
         self._stream = SampleStream(plan.sources, BlockStore(engine), self._cut_length or None)
+        self._stream.watch = None if observer is None else observer.drawn
         self._fresh()
 
     def _fresh(self) -> None:
@@ -304,6 +333,8 @@ class Pipeline:
         if assembled is None:
             return ()
         self._stream.settle(assembled.done)
+        if self._observer is not None:
+            self._observer.packed(assembled.segments)
         return assembled.segments
 
     def _keys(self, segments: Sequence[Segment]) -> tuple[SampleKey, ...]:

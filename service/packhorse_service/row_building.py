@@ -17,7 +17,7 @@ from packhorse.offsets import align, fix_count, pad_to_width
 from packhorse.row import Row, SampleKey
 from packhorse_service.assembling import Segment
 
-__all__ = ["build_row", "segment_slots", "supervised_slots"]
+__all__ = ["build_row", "row_offsets", "segment_slots", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.uint8]
@@ -44,7 +44,7 @@ def supervised_slots(segment: Segment) -> int:
 def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
     """One row from a micro-batch's segments, in the shape that the contract fixes."""
     slots = np.array([segment_slots(segment) for segment in segments])
-    logical, physical = LAYOUTS[contract.packed](slots, contract)
+    logical, physical = row_offsets(slots, contract)
     width = int(physical[-1])
     tokens = np.full(width, contract.pad_id, np.uint32)
     mask = np.zeros(width, np.uint8)
@@ -85,6 +85,11 @@ def _joined(segment: Segment) -> tuple[Ids, Mask | None, Ids | None]:
 
 
 # Offsets -----------------------------------------------------------------------------------------------
+
+
+def row_offsets(slots: npt.NDArray[np.int64], contract: ResolvedContract) -> tuple[Offsets, Offsets]:
+    """(logical, physical) offsets of a row whose segments have these slots; the last physical one is its width."""
+    return LAYOUTS[contract.packed](slots, contract)
 
 
 def _packed_layout(slots: npt.NDArray[np.int64], contract: ResolvedContract) -> tuple[Offsets, Offsets]:

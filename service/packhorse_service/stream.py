@@ -23,7 +23,7 @@ from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
+__all__ = ["DrawnSample", "OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
 
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
@@ -50,6 +50,17 @@ class Piece(NamedTuple):
     begin: int
     end: int
     slots: int
+
+
+class DrawnSample(NamedTuple):
+    """A sample in its place in the order, before it is cut; ``pieces`` are what it was cut to."""
+
+    source: int
+    epoch: int
+    shard: int
+    key: str
+    slots: int
+    pieces: int
 
 
 @dataclass(slots=True)
@@ -117,6 +128,7 @@ class SampleStream:
         self._blocks = blocks
         self._seq_length = sys.maxsize if seq_length is None else seq_length
         self.counts = {setting.plan.name: SourceCounts() for setting in settings}
+        self.watch: Callable[[DrawnSample], None] | None = None  # told of every sample drawn
         self.restart()
 
     def first_order(self) -> Order:
@@ -234,6 +246,9 @@ class SampleStream:
             counts.over_length += 1
             counts.lost_samples += not ranges
             counts.lost_tokens += end - begin - overlap - sum(b - a - overlap for a, b in ranges)
+        if self.watch is not None:
+            epoch, key = self._head.sources[source].epoch, block.keys[sample]
+            self.watch(DrawnSample(source, epoch, shard, key, end - begin - overlap, len(ranges)))
         first = self._base + len(self._packed)
         return [
             Piece(first + i, source, shard, block, sample, a, b, b - a - overlap) for i, (a, b) in enumerate(ranges)
