@@ -102,15 +102,19 @@ def _wire_bytes_per_token(contract: ResolvedContract, layout: ParallelLayout) ->
     return np.dtype(narrowest(contract.vocab_size)).itemsize * (2 if sliced else 1) + MASK_BYTES
 
 
-def load_lengths(path: Path) -> Lengths:
-    """Sample lengths in slots, from a ``.npy`` file of integers. Raises ``ConfigError``."""
+def load_lengths(path: Path, *, ids: bool = False) -> Lengths:
+    """Sample lengths in slots, from a ``.npy`` file of integers. Raises ``ConfigError``.
+
+    ``ids``: the file counts ids, of which the last is only a target.
+    """
     try:
         lengths = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--lengths {str(path)!r} cannot be read: {error}") from error
     if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
         raise ConfigError(f"--lengths {str(path)!r} must hold one row of integers, the slots of each sample")
-    return lengths.astype(np.int64)
+    slots = lengths.astype(np.int64)
+    return np.maximum(slots - 1, 0) if ids else slots
 
 
 def fill_bound(lengths: Lengths, contract: ResolvedContract) -> dict[str, Any]:

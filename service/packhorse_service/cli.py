@@ -1,4 +1,4 @@
-"""The command line: ``packhorse serve | prepare | demo``."""
+"""The command line: ``packhorse serve | check | plan | inspect | prepare | demo``."""
 
 from __future__ import annotations
 

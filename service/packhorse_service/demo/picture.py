@@ -21,15 +21,13 @@ from matplotlib.patches import Patch, Rectangle
 from tokenizers import Tokenizer
 
 from packhorse_service.demo.packs import Pack
+from packhorse_service.drawing import INK, PADDING, SHADES, strip
 
 __all__ = ["draw_packs"]
 
-INK, PALE = "#22313f", "#7b8894"
-SHADES = (("#cf7420", "#f3bf86"), ("#2f6f9f", "#93bfe0"), ("#4f8534", "#a5cc8e"))  # by source; neighbours alternate
 ON_SHADES = ("white", INK)  # text on them
 TRAINED = ("#e6eaee", "#2e7d5b")  # by loss mask
 HOLDERS = ("#6c5b9e", "#cfc6e6", "#3e3566", "#a493cf")  # by context-parallel rank
-PADDING: dict[str, Any] = {"facecolor": "#f3f4f6", "edgecolor": "#9aa5b1", "hatch": "//////", "linewidth": 0}
 CELL_TEXT: dict[str, Any] = {
     "rotation": 90,
     "ha": "center",
@@ -84,7 +82,7 @@ def _draw_overview(axes: Axes, packs: Sequence[Pack], sources: list[str]) -> Non
     axes.set_title(title, loc="left", color=INK, fontsize=14, fontweight="bold", pad=10)
     labels = [f"step {p.place.step}, data rank {p.place.data}\nmicro-batch {p.place.index}" for p in packs]
     axes.set_yticks([y + 0.46 for y in range(len(packs))], labels, color=INK, fontsize=9)
-    _strip(axes, (0, width), (len(packs), 0))
+    strip(axes, (0, width), (len(packs), 0))
 
 
 def _draw_magnified(axes: Axes, pack: Pack, start: int, sources: list[str], tokenizer: Tokenizer) -> None:
@@ -99,7 +97,7 @@ def _draw_magnified(axes: Axes, pack: Pack, start: int, sources: list[str], toke
     axes.set_title(title, loc="left", color=INK, fontsize=11, pad=8)
     names = {"tokens": SEGMENTS, "loss mask": MASK, "context rank": HOLDER}
     axes.set_yticks([band.middle for band in names.values()], list(names), color=INK, fontsize=9)
-    _strip(axes, (start, stop), (HOLDER.bottom, SEGMENTS.top))
+    strip(axes, (start, stop), (HOLDER.bottom, SEGMENTS.top))
 
 
 def _draw_pack(axes: Axes, y: int, pack: Pack, sources: list[str]) -> None:
@@ -142,14 +140,6 @@ def _printable(tokenizer: Tokenizer, token: int) -> str:
     """A token as visible ASCII, which every font has."""
     text = tokenizer.decode([token], skip_special_tokens=False).encode("ascii", "replace").decode()
     return text.replace("\n", "↵").replace(" ", "·")
-
-
-def _strip(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """Leave only the labels of the axes."""
-    axes.set(xlim=x, ylim=y)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(axis="y", length=0, pad=8)
-    axes.tick_params(axis="x", length=0, labelcolor=PALE, labelsize=8)
 
 
 def _legend(packs: Sequence[Pack], sources: list[str]) -> list[Patch]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from packhorse import __version__
-from packhorse.errors import ConfigError, PackhorseError
+from packhorse.errors import ConfigError
 from packhorse_service.checking import as_json, check_config, explain_rule, load_lengths, show
+from packhorse_service.commands.planning import inspect, plan
+from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.config import load_config
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
@@ -34,27 +34,6 @@ app = typer.Typer(
 )
 log = logging.getLogger("packhorse")
 
-P = ParamSpec("P")
-
-
-def _reporting(command: Callable[P, int]) -> Callable[P, None]:
-    """Exit with the command's code; an error that is ours is shown as its message alone, exit code 1."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            code = command(*args, **kwargs)
-        except PackhorseError as error:
-            Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(error)}", highlight=False)
-            code = 1
-        raise typer.Exit(code)
-
-    return run
-
-
-def _escaped(error: PackhorseError) -> str:
-    return str(error).replace("[", r"\[")
-
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -72,7 +51,7 @@ def _root(
 
 
 @app.command()
-@_reporting
+@reporting
 def serve(
     config: Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")],
     listen: Annotated[str | None, typer.Option(help="Listen here instead of where the file says.")] = None,
@@ -87,16 +66,16 @@ def serve(
     """
     _log_to_stderr(log_level)
     described = load_config(config)
-    plan = plan_stream(described, config.parent)
-    for warning in plan.warnings:
+    stream = plan_stream(described, config.parent)
+    for warning in stream.warnings:
         log.warning("%s", warning)
-    engine = make_engine(described, plan)
+    engine = make_engine(described, stream)
     try:
-        server = Server(Pipeline(plan, engine), listen or described.listen, steps_ahead=described.steps_ahead)
+        server = Server(Pipeline(stream, engine), listen or described.listen, steps_ahead=described.steps_ahead)
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
-        readers = len(readers_of(plan.layout, plan.contract.readers))
-        log.info("listening on %s for %d readers, %s", server.endpoint, readers, plan.layout)
+        readers = len(readers_of(stream.layout, stream.contract.readers))
+        log.info("listening on %s for %d readers, %s", server.endpoint, readers, stream.layout)
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
     finally:
@@ -104,7 +83,7 @@ def serve(
 
 
 @app.command()
-@_reporting
+@reporting
 def check(
     config: Annotated[
         Path | None, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML", show_default=False)
@@ -114,6 +93,7 @@ def check(
     ] = None,
     world: Annotated[int | None, typer.Option(help="Ranks of the trainer's job.", min=1)] = None,
     lengths: Annotated[Path | None, typer.Option(help="Slots of each sample, to bound the fill (.npy).")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The lengths count ids: n ids fill n - 1 slots.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     rule: Annotated[str | None, typer.Option("--explain", help="Explain this rule, and check nothing.")] = None,
 ) -> int:
@@ -131,7 +111,7 @@ def check(
         config.parent,
         None if trainer is None else load_trainer(trainer),
         world,
-        None if lengths is None else load_lengths(lengths),
+        None if lengths is None else load_lengths(lengths, ids=ids),
     )
     if json_:
         typer.echo(as_json(report))
@@ -140,8 +120,12 @@ def check(
     return 0 if report.ok else 1
 
 
+app.command()(reporting(plan))
+app.command()(reporting(inspect))
+
+
 @app.command("prepare")
-@_reporting
+@reporting
 def prepare_command(
     inputs: Annotated[list[Path], typer.Argument(help="JSONL, JSON arrays, text files, or folders of them.")],
     out: Annotated[Path, typer.Argument(help="The folder for the shards.")],
@@ -172,7 +156,7 @@ def prepare_command(
 
 
 @app.command()
-@_reporting
+@reporting
 def demo(
     out: Annotated[Path, typer.Option(help="Where the demo leaves what it makes.")] = Path("demo-out"),
     steps: Annotated[int | None, typer.Option(help="Stop after so many steps.", min=1)] = None,
@@ -181,7 +165,7 @@ def demo(
     try:
         from packhorse_service.demo import run_demo
     except ModuleNotFoundError as error:
-        sys.exit(f"packhorse demo: the module {error.name!r} is missing; pip install 'packhorse[demo]'")
+        missing_extra("demo", error, "demo")
     return run_demo(out, steps)
 
 

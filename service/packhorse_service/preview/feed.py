@@ -1,0 +1,124 @@
+"""A configuration's stream, run through its pipeline up to the planned steps. No row is built, nothing served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from packhorse.errors import ConfigError
+from packhorse_service.assembling import Segment
+from packhorse_service.config import ENDLESS, ServeConfig
+from packhorse_service.pipeline import Pipeline, PlannedStep, StreamPlan, cut_length, make_engine, plan_stream
+from packhorse_service.preview.lengths import Advance
+from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
+from packhorse_service.row_building import segment_slots
+from packhorse_service.stream import DrawnSample
+
+__all__ = ["plan_feed", "tokens_of_pieces"]
+
+
+def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, advance: Advance) -> Tally:
+    """Plan the stream to its end, or for as many steps.
+
+    Raises ``ConfigError`` where it has no end and ``steps`` is ``None``, and what serving it would raise; only
+    a sample over length under the policy ``error`` is left out and reported, so that a policy can be chosen.
+    """
+    _check_end(config, steps)
+    plan = plan_stream(_without_stops(config), base)
+    engine = make_engine(config, plan)
+    try:
+        tally = Tally(_planning(config, plan, origin))
+        pipeline = Pipeline(plan, engine, _Watching(tally, plan))
+        while (planned := pipeline.next_plan()) is not None:
+            tally.planned(_facts(planned, len(plan.sources)))
+            advance(tally.steps, len(tally.lengths))
+            if steps is not None and tally.steps >= steps and tally.whole:
+                tally.complete = False
+                break
+        return tally
+    finally:
+        engine.close()
+
+
+def _check_end(config: ServeConfig, steps: int | None) -> None:
+    endless = [name for name, source in config.sources.items() if source.epochs == ENDLESS]
+    if endless and steps is None:
+        raise ConfigError(
+            f"--steps is missing: sources.{endless[0]}.epochs=endless gives the stream no end; "
+            "say how many steps to plan, such as --steps 100"
+        )
+
+
+def _without_stops(config: ServeConfig) -> ServeConfig:
+    """The configuration with no source that stops the stream at a sample over length."""
+    sources = {
+        name: source.model_copy(update={"over_length": PLANNED_AS[source.over_length]})
+        for name, source in config.sources.items()
+    }
+    return config.model_copy(update={"sources": sources})
+
+
+def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
+    return Planning(
+        origin=origin,
+        contract=plan.contract,
+        data_parallel=plan.layout.data,
+        packing=plan.packing,
+        lookahead=config.packing.lookahead,
+        hidden_size=config.packing.hidden_size,
+        window=1,
+        limit=cut_length(plan) or None,
+        sources=tuple(
+            PlannedSource(
+                name, setting.plan.weight, source.over_length, source.skip_budget, f"sources.{name}.over_length"
+            )
+            for (name, source), setting in zip(config.sources.items(), plan.sources, strict=True)
+        ),
+    )
+
+
+class _Watching:
+    """Tells a tally what a pipeline does."""
+
+    def __init__(self, tally: Tally, plan: StreamPlan) -> None:
+        self._tally, self._plan = tally, plan
+
+    def drawn(self, sample: DrawnSample) -> None:
+        shard = self._plan.sources[sample.source].shards[sample.shard].name
+        place = f"shard {shard!r}, sample {sample.key!r}"
+        self._tally.drawn(sample.source, sample.epoch, sample.slots, sample.pieces, place)
+
+    def packed(self, segments: Sequence[Segment]) -> None:
+        numbers = [piece.number for segment in segments for piece in segment]
+        self._tally.packed(numbers, self._plan.cost.cost([segment_slots(segment) for segment in segments]))
+
+
+def _facts(planned: PlannedStep, sources: int) -> StepFacts:
+    facts = [
+        MicroBatchFacts(
+            slots=np.array([segment_slots(segment) for segment in segments], dtype=np.int64),
+            tokens=_tokens(segments, sources),
+            cost=cost,
+            supervised=supervised,
+        )
+        for segments, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True)
+    ]
+    return StepFacts(facts, planned.ranks)
+
+
+def _tokens(segments: Sequence[Segment], sources: int) -> list[int]:
+    """Slots of a micro-batch by source."""
+    tokens = [0] * sources
+    for segment in segments:
+        for piece, slots in zip(segment, tokens_of_pieces(segment), strict=True):
+            tokens[piece.source] += slots
+    return tokens
+
+
+def tokens_of_pieces(segment: Segment) -> list[int]:
+    """Slots that each piece of a segment fills: one a id, but the last id of all is only a target."""
+    slots = [piece.end - piece.begin for piece in segment]
+    slots[-1] += segment_slots(segment) - sum(slots)
+    return slots
