@@ -28,10 +28,12 @@ __all__ = [
     "Selection",
     "inspect_step",
     "select",
+    "short_name",
     "show_step",
     "step_as_json",
 ]
 
+NAME_LENGTH = 30
 NAMED = 3  # sources named in a line of the table
 LINES = 48  # rows shown at once; more cannot be told apart
 
@@ -207,4 +209,12 @@ def _named(samples: Sequence[PlacedSample]) -> str:
     """The sources with the most samples."""
     named = [source for source, _ in Counter(sample.source for sample in samples).most_common()]
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return escape(", ".join(named[:NAMED]) + more)
+    return escape(", ".join(map(short_name, named[:NAMED])) + more)
+
+
+def short_name(name: str) -> str:
+    """A name with its middle left out where it is long: both ends tell sources apart."""
+    if len(name) <= NAME_LENGTH:
+        return name
+    half = (NAME_LENGTH - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"

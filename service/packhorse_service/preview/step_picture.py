@@ -12,12 +12,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from packhorse_service.drawing import INK, PADDING, PALE, SHADES, save, strip, title
-from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
+from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection, short_name
 
 __all__ = ["draw_step"]
 
 OTHERS = ("#6b7580", "#b4bcc4")  # sources beyond those with a colour of their own
-NAME = 30  # characters of a source's name
 KEY_ROOM = 0.0075  # share of a row's width that a character of a key takes
 TOP, HEIGHT = 0.08, 0.84  # of a bar within its line
 FILLER = 0.35  # opacity
@@ -120,7 +119,7 @@ def _legend(micro_batches: Sequence[PlacedMicroBatch], shades: Shades) -> list[P
     total = sum(slots.values())
     others = [source for source, pair in shades.items() if pair is OTHERS]
     handles = [
-        Patch(facecolor=pair[0], label=f"{_short(source)} {slots[source] / total:.1%}")
+        Patch(facecolor=pair[0], label=f"{short_name(source)} {slots[source] / total:.1%}")
         for source, pair in shades.items()
         if pair is not OTHERS and source in slots
     ]
@@ -128,11 +127,3 @@ def _legend(micro_batches: Sequence[PlacedMicroBatch], shades: Shades) -> list[P
         share = sum(slots[source] for source in others) / total
         handles.append(Patch(facecolor=OTHERS[0], label=f"{len(others)} more sources {share:.1%}"))
     return [*handles, Patch(label="padding", **PADDING)]
-
-
-def _short(name: str) -> str:
-    """A name with its middle left out where it is long: both ends tell sources apart."""
-    if len(name) <= NAME:
-        return name
-    half = (NAME - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"
