@@ -37,7 +37,7 @@ from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, Pr
 from packhorse_service.mixing import SourcePlan, integer_weights
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
-from packhorse_service.row_building import build_row, segment_slots, supervised_slots
+from packhorse_service.row_building import build_rows, segment_slots, supervised_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.stream import SampleStream, SourceCounts, SourceSetting
@@ -97,7 +97,12 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
     capacity = (contract.seq_length - config.packing.tail_slots) // contract.segment_multiple
     if capacity < 1:
         raise ConfigError(f"packing.tail_slots={config.packing.tail_slots} leaves no room in rows of seq_length slots")
-    packing = PackingPlan(capacity=capacity, lookahead=lookahead * capacity, max_segments=contract.max_segments)
+    packing = PackingPlan(
+        capacity=capacity,
+        lookahead=lookahead * capacity,
+        max_segments=contract.max_segments,
+        algorithm=config.packing.algorithm,
+    )
     cost = CostModel(6 * config.packing.hidden_size)
     return StreamPlan(
         name=name,
@@ -288,7 +293,7 @@ class Pipeline:
 
     def _framed(self, planned: PlannedStep) -> FramedStep:
         contract, layout = self.plan.contract, self.plan.layout
-        rows = [build_row(segments, contract, self._keys(segments)) for segments in planned.micro_batches]
+        rows = build_rows(planned.micro_batches, contract, map(self._keys, planned.micro_batches))
         rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
         return frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
