@@ -7,7 +7,7 @@ L = segments of at least one real slot.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -23,30 +23,51 @@ Offsets = npt.NDArray[np.int32]
 SampleKey = tuple[str, str, str]  # source, shard, key
 
 
+@lru_cache(maxsize=4)
+def _counting(count: int) -> npt.NDArray[np.int64]:
+    """0 … count-1: slices of it are copied faster than they are made."""
+    numbers = np.arange(count)
+    numbers.flags.writeable = False
+    return numbers
+
+
 class Geometry:
     """What follows from the two offset arrays of a row, computed once and only when asked."""
 
     def __init__(self, cu_seqlens: npt.NDArray[Any], cu_seqlens_padded: npt.NDArray[Any]) -> None:
-        self.starts = cu_seqlens_padded[:-1].astype(np.int64)
-        self.lengths = np.diff(cu_seqlens).astype(np.int64)
-        self.padded_lengths = np.diff(cu_seqlens_padded).astype(np.int64)
-        self.width = int(cu_seqlens_padded[-1])
+        logical, physical = cu_seqlens.astype(np.int64), cu_seqlens_padded.astype(np.int64)
+        self.starts = physical[:-1]
+        self.lengths = logical[1:] - logical[:-1]
+        self.padded_lengths = physical[1:] - physical[:-1]
+        self.width = int(physical[-1])
 
     @cached_property
     def position_ids(self) -> npt.NDArray[np.int64]:
         """[T] restart at 0 in each segment and continue through its padding."""
-        return np.arange(self.width) - np.repeat(self.starts, self.padded_lengths)
+        lengths = self.padded_lengths.tolist()
+        counting = _counting(1 << max(lengths).bit_length())
+        return np.concatenate([counting[:length] for length in lengths])
+
+    @cached_property
+    def padding(self) -> list[slice]:
+        """The slots of each stretch of padding."""
+        padded = self.padded_lengths > self.lengths
+        begins = (self.starts + self.lengths)[padded].tolist()
+        ends = (self.starts + self.padded_lengths)[padded].tolist()
+        return list(map(slice, begins, ends))
 
     @cached_property
     def real(self) -> npt.NDArray[np.bool_]:
         """[T] True on logical slots, False on padding."""
-        return self.position_ids < np.repeat(self.lengths, self.padded_lengths)
+        real = np.ones(self.width, np.bool_)
+        for stretch in self.padding:
+            real[stretch] = False
+        return real
 
     @cached_property
     def last_slots(self) -> npt.NDArray[np.int64]:
         """[L] the slot of each non-empty segment's last logical position."""
-        occupied = self.lengths > 0
-        return (self.starts + self.lengths - 1)[occupied]
+        return (self.starts + self.lengths - 1)[self.lengths > 0]
 
 
 @dataclass(frozen=True)

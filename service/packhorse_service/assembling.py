@@ -1,8 +1,8 @@
 """Samples to micro-batches, by packing mode.
 
 An assembler takes pieces in arrival order and gives micro-batches: lists of segments. It says which pieces
-are done, so that the stream need not draw them again, and how far the oldest pending piece was used where
-a mode cuts pieces: that number is all it adds to a snapshot.
+are done, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
+lookahead) was used: that number is all it adds to a snapshot.
 
 | mode | a micro-batch is |
 |---|---|
@@ -22,7 +22,8 @@ from typing import Protocol
 
 from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
-from packhorse_service.packing import Packer, PackingPlan
+from packhorse_service.packers import packer_for
+from packhorse_service.packing import PackingPlan
 from packhorse_service.stream import Piece
 
 __all__ = ["Assembled", "Assembler", "assembler_for"]
@@ -47,7 +48,7 @@ class Assembler(Protocol):
 
     @property
     def consumed(self) -> int:
-        """Slots of the oldest pending piece that were delivered already."""
+        """Slots of the oldest pending piece that were delivered already; of packs, 1 in a closed lookahead."""
 
     def add(self, piece: Piece) -> None:
         """A piece arrives."""
@@ -62,16 +63,18 @@ class Assembler(Protocol):
 class Online:
     """Packs built over a lookahead."""
 
-    consumed = 0
-
     def __init__(self, plan: PackingPlan, segment_multiple: int) -> None:
-        self._packer = Packer(plan)
+        self._packer = packer_for(plan)
         self._multiple = segment_multiple
         self._pieces: dict[int, Piece] = {}
 
     @property
     def wants_more(self) -> bool:
         return self._packer.wants_more
+
+    @property
+    def consumed(self) -> int:
+        return int(self._packer.closed)
 
     def add(self, piece: Piece) -> None:
         self._pieces[piece.number] = piece
@@ -83,9 +86,11 @@ class Online:
         numbers = self._packer.next_pack()
         return Assembled([(self._pieces.pop(number),) for number in numbers], numbers)
 
-    def resume(self, pending: Iterable[Piece], _consumed: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
         for piece in pending:
             self.add(piece)
+        if consumed:
+            self._packer.close()
 
 
 class Consecutive:

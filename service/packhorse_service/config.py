@@ -28,6 +28,7 @@ from packhorse.contract import BatchContract
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse_service.decoding import BLOCK_BYTES
+from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
 from packhorse_service.stream import OverLength
 
@@ -86,6 +87,7 @@ class LoadingConfig(Section):
 class PackingConfig(Section):
     """How packs are filled."""
 
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
     lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
     tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing

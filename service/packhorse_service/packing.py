@@ -1,26 +1,37 @@
 """Samples to packs: FIFO fill, exact tail.
 
-Each pack is seeded with the oldest pending sample, so none starves; it is filled in arrival order until
-about a quarter of it is left, then closed with the best single, pair or triple, in bounded probes. Where
-samples over half a pack dominate, filling in order would strand them, and the largest that fits is taken
-throughout. All integers, no randomness: the packs are a function of the arrivals alone.
+Each pack is seeded with the oldest pending sample, so none starves. It is filled in arrival order until what
+is left is about a quarter of it, or three samples of average size; then it is closed with the best single,
+pair or triple, in bounded probes. Where big samples dominate, filling in order would take from one what
+another needs, and the largest that fits is taken throughout. All integers, no randomness: the packs are a
+function of the arrivals alone.
 
 Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part of a size.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["Packer", "PackingPlan"]
+__all__ = ["Packer", "PackingAlgorithm", "PackingPlan"]
 
-TAIL_SHARE = 4  # the exact tail starts when at most 1/4 of the pack is left
+TAIL_SHARE = 4  # the exact tail starts when at most 1/4 of the pack is left …
+TAIL_SAMPLES = 3  # … or about as many samples as it tries together
+SAMPLES_FOR_EACH_BIG = 3  # big samples (over half a pack) dominate when fewer are pending for each of them
 SKIP_LIMIT = 64  # samples passed over in one pack because they do not fit
 PAIR_PROBES = 64
 TRIPLE_PROBES = 8
-BIG_SHARE = (9, 10)  # largest-fit takes over when big samples need more than 0.9 of the pending packs
+
+
+class PackingAlgorithm(StrEnum):
+    """How packs are made of a lookahead."""
+
+    FIFO_EXACT_TAIL = "fifo_exact_tail"
+    FIRST_FIT_DECREASING = "first_fit_decreasing"  # of one lookahead after the other, as are best-fit's
+    BEST_FIT_DECREASING = "best_fit_decreasing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +41,34 @@ class PackingPlan:
     capacity: int
     lookahead: int
     max_segments: int | None = None
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
+
+    @property
+    def segments_limit(self) -> int:
+        """Samples that a pack can hold at most."""
+        return self.capacity if self.max_segments is None else self.max_segments
 
 
 class Packer:
     """Pending samples, by arrival and by size.
 
-    Within a size samples leave in arrival order, so every bucket is a FIFO. ``_sizes`` has bit s set
-    where a sample of s units is pending; Python's integers make it a bitset with a fast "highest bit".
+    Within a size samples leave in arrival order: whoever is passed over does not fit, and neither does its
+    size later in that pack. So every bucket is a FIFO, and taking a sample takes the first of its bucket.
     """
+
+    closed = False  # samples may be added at any time
 
     def __init__(self, plan: PackingPlan) -> None:
         self.plan = plan
         self.units = 0  # pending, in all
+        self._half = plan.capacity // 2
         self._big = 0  # pending samples over half a pack
-        self._size_of: dict[int, int] = {}  # pending sample -> its units
+        self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
         self._arrivals: deque[int] = deque()  # in order; those already packed are skipped when met
-        self._buckets: list[deque[int]] = [deque() for _ in range(plan.capacity + 1)]
-        self._sizes = 0
+        self._buckets: defaultdict[int, deque[int]] = defaultdict(deque)  # by size; never an empty one
+        # 1 where a sample of that many units is pending: its ``rfind`` is a fast "largest of at most".
+        self._sizes = bytearray(plan.capacity + 1)
+        self._sizes[0] = 1  # found where no sample fits
 
     def __len__(self) -> int:
         return len(self._size_of)
@@ -61,124 +83,122 @@ class Packer:
         self._size_of[sample] = units
         self._arrivals.append(sample)
         self._buckets[units].append(sample)
-        self._sizes |= 1 << units
+        self._sizes[units] = 1
         self.units += units
-        self._big += 2 * units > self.plan.capacity
+        if units > self._half:
+            self._big += 1
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order: all there is to save."""
         return iter(self._size_of.items())
 
+    def close(self) -> None:
+        """Nothing to do: packs are made one at a time."""
+
     def next_pack(self) -> list[int]:
         """The samples of the next pack, in the order in which they are laid out. Needs a pending sample."""
+        dominated = len(self._size_of) < SAMPLES_FOR_EACH_BIG * self._big
+        average = self.units // len(self._size_of)
+        tail = self.plan.capacity - 1 if dominated else max(self.plan.capacity // TAIL_SHARE, TAIL_SAMPLES * average)
         pack: list[int] = []
-        dominated = self._big * self.plan.capacity * BIG_SHARE[1] > self.units * BIG_SHARE[0]
-        room = self.plan.capacity - self._take(self._oldest(), pack)
+        room = self._fill_in_order(min(tail, self.plan.capacity - 1), pack)
         if not dominated:
-            room = self._fill_in_order(room, pack)
-            room = self._close_exactly(room, pack)
-        self._fill_with_largest(room, pack)
+            for size in self._best_closing(room, self.plan.segments_limit - len(pack)):
+                room -= self._take(size, pack)
+        while (size := self._largest(room)) and len(pack) < self.plan.segments_limit:
+            room -= self._take(size, pack)
+        self.units -= self.plan.capacity - room
         return pack
 
-    # Taking ------------------------------------------------------------------------------------------
+    def _fill_in_order(self, tail: int, pack: list[int]) -> int:
+        """Take samples in arrival order, the oldest first, while more than ``tail`` units are left.
 
-    def _oldest(self) -> int:
-        while self._arrivals[0] not in self._size_of:
-            self._arrivals.popleft()
-        return self._arrivals[0]
-
-    def _take(self, sample: int, pack: list[int]) -> int:
-        """Move a pending sample into the pack; returns its units."""
-        units = self._size_of.pop(sample)
-        bucket = self._buckets[units]
-        # Always the oldest of its size: whoever is skipped does not fit, and neither does its size later.
-        bucket.popleft()
-        if not bucket:
-            self._sizes ^= 1 << units
-        self.units -= units
-        self._big -= 2 * units > self.plan.capacity
-        pack.append(sample)
-        return units
-
-    def _segments_left(self, pack: list[int]) -> int:
-        limit = self.plan.max_segments
-        return self.plan.capacity if limit is None else limit - len(pack)
-
-    def _largest(self, room: int) -> int:
-        """The largest pending size of at most ``room`` units; 0 for none."""
-        return (self._sizes & ((2 << room) - 1)).bit_length() - 1 if room > 0 and self._sizes else 0
-
-    # Filling -----------------------------------------------------------------------------------------
-
-    def _fill_in_order(self, room: int, pack: list[int]) -> int:
+        Returns the room that is left. This is ``_take`` written out: most samples are packed here.
+        """
+        arrivals, size_of, buckets, sizes = self._arrivals, self._size_of, self._buckets, self._sizes
+        room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
         skipped: list[int] = []
-        arrivals = self._arrivals
-        while arrivals and room * TAIL_SHARE > self.plan.capacity and self._segments_left(pack):
+        while room > tail and arrivals and len(pack) < limit:
             sample = arrivals.popleft()
-            units = self._size_of.get(sample)
+            units = size_of.get(sample)
             if units is None:
                 continue
-            if units <= room:
-                room -= self._take(sample, pack)
+            if units > room:
+                skipped.append(sample)
+                if len(skipped) == SKIP_LIMIT:
+                    break
                 continue
-            skipped.append(sample)
-            if len(skipped) == SKIP_LIMIT:
-                break
+            bucket = buckets[units]
+            bucket.popleft()
+            if not bucket:
+                del buckets[units]
+                sizes[units] = 0
+            if units > half:
+                self._big -= 1
+            del size_of[sample]
+            pack.append(sample)
+            room -= units
         arrivals.extendleft(reversed(skipped))
         return room
 
-    def _fill_with_largest(self, room: int, pack: list[int]) -> None:
-        while (size := max(self._largest(room), 0)) and self._segments_left(pack):
-            room -= self._take(self._buckets[size][0], pack)
+    def _take(self, size: int, pack: list[int]) -> int:
+        """Move the oldest sample of a pending size into the pack; returns the size."""
+        bucket = self._buckets[size]
+        sample = bucket.popleft()
+        if not bucket:
+            del self._buckets[size]
+            self._sizes[size] = 0
+        if size > self._half:
+            self._big -= 1
+        del self._size_of[sample]
+        pack.append(sample)
+        return size
 
-    def _close_exactly(self, room: int, pack: list[int]) -> int:
-        """Take the best single, pair or triple that fits ``room``."""
-        left = self._segments_left(pack)
-        best: tuple[int, ...] = ()
-        for count, candidates in ((1, self._singles), (2, self._pairs), (3, self._triples)):
-            if left < count or sum(best) == room:
-                break
-            best = max(best, candidates(room), key=sum)
-        for size in best:
-            room -= self._take(self._buckets[size][0], pack)
-        return room
+    # The exact tail ----------------------------------------------------------------------------------
 
-    def _singles(self, room: int) -> tuple[int, ...]:
-        size = max(self._largest(room), 0)
-        return (size,) if size else ()
+    def _largest(self, room: int) -> int:
+        """The largest pending size of at most ``room`` units; 0 for none."""
+        return self._sizes.rfind(1, 0, room + 1)
 
-    def _pairs(self, room: int, probes: int = PAIR_PROBES) -> tuple[int, ...]:
+    def _best_closing(self, room: int, left: int) -> tuple[int, ...]:
+        """One, two or three pending sizes, ``left`` at most, that come nearest to ``room``; rather fewer."""
+        largest = self._largest(room)
+        best: tuple[int, ...] = (largest,) if largest and left else ()
+        if left > 1 and best and sum(best) < room:
+            best = max(best, self._best_pair(room, PAIR_PROBES), key=sum)
+        if left > 2 and best and sum(best) < room:
+            best = max(best, self._best_triple(room), key=sum)
+        return best
+
+    def _best_pair(self, room: int, probes: int) -> tuple[int, ...]:
         """The best pair found from the largest size downwards."""
         best: tuple[int, ...] = ()
-        first = self._largest(room)
-        while first > 0 and probes and 2 * first >= sum(best):
+        most = 0
+        first = self._largest(room - 1)
+        while 2 * first > most and probes:
             second = self._largest(min(room - first, first))
-            if second == first and len(self._buckets[first]) < 2:
+            if second == first and len(self._buckets[first]) == 1:
                 second = self._largest(first - 1)
-            if second > 0 and first + second > sum(best):
-                best = (first, second)
-                if sum(best) == room:
+            if second and first + second > most:
+                best, most = (first, second), first + second
+                if most == room:
                     break
             first = self._largest(first - 1)
             probes -= 1
         return best
 
-    def _triples(self, room: int) -> tuple[int, ...]:
+    def _best_triple(self, room: int) -> tuple[int, ...]:
         """For each of the oldest that fit, the best pair for what it leaves."""
         best: tuple[int, ...] = ()
         for size in self._oldest_sizes(room):
-            pair = self._pairs(room - size, TRIPLE_PROBES)
-            triple = (size, *pair)
-            enough = all(len(self._buckets[s]) >= triple.count(s) for s in triple)
-            if pair and enough and sum(triple) > sum(best):
+            triple = (size, *self._best_pair(room - size, TRIPLE_PROBES))
+            if sum(triple) > sum(best) and all(len(self._buckets[s]) >= triple.count(s) for s in triple):
                 best = triple
+                if sum(best) == room:
+                    break
         return best
 
-    def _oldest_sizes(self, room: int) -> list[int]:
-        sizes: list[int] = []
-        for _, units in zip(range(SKIP_LIMIT), self._size_of.values(), strict=False):
-            if units <= room:
-                sizes.append(units)
-                if len(sizes) == TRIPLE_PROBES:
-                    break
-        return sizes
+    def _oldest_sizes(self, room: int) -> Iterator[int]:
+        """Sizes of some of the oldest samples that fit."""
+        fitting = (units for _, units in zip(range(SKIP_LIMIT), self._size_of.values(), strict=False) if units <= room)
+        return (units for _, units in zip(range(TRIPLE_PROBES), fitting, strict=False))

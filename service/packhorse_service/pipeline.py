@@ -36,9 +36,9 @@ from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.mixing import SourcePlan, integer_weights
-from packhorse_service.packing import PackingPlan
+from packhorse_service.packing import PackingAlgorithm, PackingPlan
 from packhorse_service.planning import CostModel, plan_step
-from packhorse_service.row_building import build_row, segment_slots, supervised_slots
+from packhorse_service.row_building import build_rows, segment_slots, supervised_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.stream import DrawnSample, SampleStream, SourceCounts, SourceSetting
@@ -105,7 +105,8 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         )
         for source_name, source in config.sources.items()
     }
-    packing = packing_plan(contract, config.packing.lookahead, config.packing.tail_slots)
+    chosen = config.packing
+    packing = packing_plan(contract, chosen.lookahead, chosen.tail_slots, chosen.algorithm)
     cost = CostModel(6 * config.packing.hidden_size)
     return StreamPlan(
         name=name,
@@ -121,13 +122,20 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
     )
 
 
-def packing_plan(contract: ResolvedContract, lookahead: int | None = None, tail_slots: int = 0) -> PackingPlan:
+def packing_plan(
+    contract: ResolvedContract,
+    lookahead: int | None = None,
+    tail_slots: int = 0,
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL,
+) -> PackingPlan:
     """How packs of a contract are filled; ``lookahead`` in packs' worth."""
     capacity = (contract.seq_length - tail_slots) // contract.segment_multiple
     if capacity < 1:
         raise ConfigError(f"packing.tail_slots={tail_slots} leaves no room in rows of seq_length slots")
     packs = lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
-    return PackingPlan(capacity=capacity, lookahead=packs * capacity, max_segments=contract.max_segments)
+    return PackingPlan(
+        capacity=capacity, lookahead=packs * capacity, max_segments=contract.max_segments, algorithm=algorithm
+    )
 
 
 def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
@@ -317,7 +325,7 @@ class Pipeline:
 
     def _framed(self, planned: PlannedStep) -> FramedStep:
         contract, layout = self.plan.contract, self.plan.layout
-        rows = [build_row(segments, contract, self._keys(segments)) for segments in planned.micro_batches]
+        rows = build_rows(planned.micro_batches, contract, map(self._keys, planned.micro_batches))
         rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
         return frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)

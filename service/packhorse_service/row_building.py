@@ -1,114 +1,209 @@
-"""Micro-batches to rows: the arrays of one physical row.
+"""Micro-batches to rows: the arrays of physical rows.
 
 A segment of n ids has n-1 slots, tokens ``ids[:-1]`` and labels ``ids[1:]``, so there is no slot without a
 target (Megatron-Bridge's convention); a source that brings its own labels keeps n slots. A dense micro-batch
 of several rows is laid out as one row whose segments are those rows, each ``seq_length`` slots wide.
+
+The rows of a step are laid out as one long array and cut from it at the end: what numpy takes for an
+operation on a small array is more than the copying.
+
+Shapes: E = entries of the offset arrays of all rows, one row after the other; N = slots of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from packhorse.contract import ResolvedContract
-from packhorse.offsets import align, fix_count, pad_to_width
+from packhorse.contract import ResolvedContract, TailPadding
+from packhorse.errors import ContractError
 from packhorse.row import Row, SampleKey
 from packhorse_service.assembling import Segment
+from packhorse_service.blocks import TokenBlock
+from packhorse_service.stream import Piece
 
-__all__ = ["build_row", "row_offsets", "segment_slots", "supervised_slots"]
+__all__ = ["build_row", "build_rows", "row_offsets", "segment_slots", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
-Mask = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
-
-
-def segment_slots(segment: Segment) -> int:
-    """Logical slots of a segment."""
-    ids = sum(piece.end - piece.begin for piece in segment)
-    return ids if segment[0].block.labels is not None else ids - 1
-
-
-def supervised_slots(segment: Segment) -> int:
-    """Slots of a segment that are trained on."""
-    supervised = 0
-    shift = 1 if segment[0].block.labels is None else 0  # the segment's first id is nobody's target
-    for piece in segment:
-        targets, mask = slice(piece.begin + shift, piece.end), piece.block.loss_mask
-        supervised += targets.stop - targets.start if mask is None else int(np.count_nonzero(mask[targets]))
-        shift = 0
-    return supervised
+Lengths = npt.NDArray[np.int64]
+Word = TypeVar("Word", np.uint8, np.uint32)
 
 
 def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
     """One row from a micro-batch's segments, in the shape that the contract fixes."""
-    slots = np.array([segment_slots(segment) for segment in segments])
-    logical, physical = row_offsets(slots, contract)
-    width = int(physical[-1])
-    tokens = np.full(width, contract.pad_id, np.uint32)
-    mask = np.zeros(width, np.uint8)
-    own = np.zeros(width, np.uint32) if any(s[0].block.labels is not None for s in segments) else None
-    last_targets = np.zeros(len(segments), np.uint32)
-    for i, (segment, start, n) in enumerate(zip(segments, physical.tolist(), slots.tolist(), strict=False)):
-        last_targets[i] = _place(segment, slice(start, start + n), tokens, mask, own)
-    return Row(tokens, last_targets, mask, logical, physical, own, keys)
+    return build_rows([segments], contract, [keys])[0]
 
 
-def _place(segment: Segment, at: slice, tokens: Ids, mask: Mask, own: Ids | None) -> int:
-    """Copy one segment into its slots; returns its last target."""
-    ids, supervised, labels = _joined(segment)
-    shift = 1 if labels is None else 0
-    targets = ids[1:] if labels is None else labels
-    tokens[at] = ids[: len(ids) - shift]
-    mask[at] = 1 if supervised is None else supervised[shift:]
-    if own is not None:
-        own[at] = targets
-    return int(targets[-1])
+def build_rows(
+    micro_batches: Sequence[Sequence[Segment]], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
+) -> list[Row]:
+    """A row of each micro-batch's segments, in the shape that the contract fixes."""
+    packs = [list(map(_as_piece, segments)) for segments in micro_batches]
+    pieces = [piece for pack in packs for piece in pack]
+    layout = LAYOUTS[contract.packed]([[piece.slots for piece in pack] for pack in packs], contract)
+    tokens = layout.placed([p.block.tokens[p.begin : p.begin + p.slots] for p in pieces], contract.pad_id)
+    masked = any(piece.block.loss_mask is not None for piece in pieces)
+    mask = layout.placed(list(map(_loss_mask, pieces)), 0) if masked else layout.real()
+    labelled = any(piece.block.labels is not None for piece in pieces)
+    own = layout.placed(list(map(_targets, pieces)), 0) if labelled else None
+    last_targets = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
+    rows = []
+    segment = slot = 0
+    for number, (pack, row_keys) in enumerate(zip(packs, keys, strict=True)):
+        logical, physical = layout.of_row(number)
+        at = slice(slot, slot := slot + physical.item(-1))
+        targets = last_targets[segment : (segment := segment + len(pack))]
+        labels = None if own is None or not any(piece.block.labels is not None for piece in pack) else own[at]
+        rows.append(Row(tokens[at], targets, mask[at], logical, physical, labels, row_keys))
+    return rows
 
 
-def _joined(segment: Segment) -> tuple[Ids, Mask | None, Ids | None]:
-    """(ids, loss mask by id, own labels) of a segment; views of the block where it is one piece."""
-    first, block = segment[0], segment[0].block
+# What a segment holds ----------------------------------------------------------------------------------
+
+
+def segment_slots(segment: Segment) -> int:
+    """Logical slots of a segment: of a piece, or of a run of pieces, joined."""
+    return segment[0].slots if len(segment) == 1 else sum(piece.end - piece.begin for piece in segment) - 1
+
+
+def supervised_slots(segment: Segment) -> int:
+    """Slots of a segment that are trained on."""
+    piece = _as_piece(segment)
+    return piece.slots if piece.block.loss_mask is None else int(np.count_nonzero(_loss_mask(piece)))
+
+
+def _as_piece(segment: Segment) -> Piece:
+    """A segment as one piece; a run of pieces is joined to a block of its own."""
     if len(segment) == 1:
-        at = slice(first.begin, first.end)
-        mask = None if block.loss_mask is None else block.loss_mask[at]
-        return block.tokens[at], mask, None if block.labels is None else block.labels[at]
+        return segment[0]
     ids = np.concatenate([piece.block.tokens[piece.begin : piece.end] for piece in segment])
-    masks = [
-        np.ones(piece.end - piece.begin, np.uint8)
-        if piece.block.loss_mask is None
-        else piece.block.loss_mask[piece.begin : piece.end]
-        for piece in segment
-    ]
-    return ids, np.concatenate(masks), None
+    mask = None
+    if any(piece.block.loss_mask is not None for piece in segment):
+        # All ids of a piece: as if the one before its first were a slot of it too.
+        mask = np.concatenate([_loss_mask(piece._replace(slots=piece.end - piece.begin)) for piece in segment])
+    block = TokenBlock(ids, np.array([0, len(ids)]), mask, None, (), None)
+    return segment[0]._replace(block=block, begin=0, end=len(ids), slots=len(ids) - 1)
 
 
-# Offsets -----------------------------------------------------------------------------------------------
+def _predicted(block: TokenBlock) -> Ids:
+    return block.tokens if block.labels is None else block.labels
 
 
-def row_offsets(slots: npt.NDArray[np.int64], contract: ResolvedContract) -> tuple[Offsets, Offsets]:
-    """(logical, physical) offsets of a row whose segments have these slots; the last physical one is its width."""
-    return LAYOUTS[contract.packed](slots, contract)
+def _targets(piece: Piece) -> Ids:
+    return _predicted(piece.block)[piece.end - piece.slots : piece.end]
 
 
-def _packed_layout(slots: npt.NDArray[np.int64], contract: ResolvedContract) -> tuple[Offsets, Offsets]:
+def _loss_mask(piece: Piece) -> npt.NDArray[np.uint8]:
+    mask = piece.block.loss_mask
+    return np.ones(piece.slots, np.uint8) if mask is None else mask[piece.end - piece.slots : piece.end]
+
+
+# Where it stands ---------------------------------------------------------------------------------------
+
+
+class _Layout(NamedTuple):
+    """Both offset arrays of every row, one row after the other; each row's begin with a 0."""
+
+    logical: Offsets  # [E]
+    physical: Offsets  # [E]
+    pads: list[int]  # [E] slots of padding that end at this entry
+    rows: list[tuple[int, int]]  # first and last + 1 entry of each row
+    segments: list[int]  # of each row that hold something; padding may follow
+
+    @classmethod
+    def of(
+        cls, logical: Lengths, physical: Lengths, rows: list[tuple[int, int]], slots: Sequence[list[int]]
+    ) -> _Layout:
+        """From lengths of segments, [E], 0 where a row begins."""
+        firsts = [first for first, _ in rows]
+        counts = np.diff([*firsts, len(logical)])
+
+        def offsets(lengths: Lengths) -> Offsets:
+            ends = np.cumsum(lengths)
+            return (ends - np.repeat(ends[firsts], counts)).astype(np.int32)
+
+        return cls(offsets(logical), offsets(physical), (physical - logical).tolist(), rows, list(map(len, slots)))
+
+    def of_row(self, number: int) -> tuple[Offsets, Offsets]:
+        first, end = self.rows[number]
+        return self.logical[first:end], self.physical[first:end]
+
+    def real(self) -> npt.NDArray[np.uint8]:
+        """[N] 1 on logical slots, 0 on padding."""
+        begins = np.diff(self.physical, prepend=0).clip(0)
+        ends = np.cumsum(begins).tolist()
+        real = np.ones(ends[-1], np.uint8)
+        for end, pad in zip(ends, self.pads, strict=True):
+            if pad:
+                real[end - pad : end] = 0
+        return real
+
+    def placed(self, parts: Sequence[npt.NDArray[Word]], padding: int) -> npt.NDArray[Word]:
+        """[N] a part for each segment, followed by its padding."""
+        blank = np.full(max(self.pads), padding, parts[0].dtype)
+        placed: list[npt.NDArray[Word]] = []
+        at = 0
+        for (first, end), segments in zip(self.rows, self.segments, strict=True):
+            of_row, pads = parts[at : at + segments], self.pads[first + 1 : end]
+            at += segments
+            if any(pads[:segments]):
+                placed += chain.from_iterable(zip(of_row, (blank[:pad] for pad in pads), strict=False))
+            else:
+                placed += of_row
+            placed += [blank[:pad] for pad in pads[segments:] if pad]
+        return np.concatenate(placed)
+
+
+def row_offsets(slots: Sequence[list[int]], contract: ResolvedContract) -> list[tuple[Offsets, Offsets]]:
+    """(logical, physical) offsets of rows whose segments have these slots; the last physical one is a row's width."""
+    layout = LAYOUTS[contract.packed](slots, contract)
+    return list(map(layout.of_row, range(len(slots))))
+
+
+def _packed_layout(slots: Sequence[list[int]], contract: ResolvedContract) -> _Layout:
     """Aligned segments, then the tail, then entries up to a fixed number."""
-    logical, physical = align(slots, contract.segment_multiple)
-    trimmed = -(-int(physical[-1]) // contract.row_multiple) * contract.row_multiple
-    width = contract.max_width if contract.pad_to_max_length else trimmed
-    logical, physical = pad_to_width(logical, physical, width, contract.tail_padding)
-    if contract.pad_cu_seqlens and contract.max_segments is not None:
-        logical, physical = fix_count(logical, physical, contract.max_segments, width)
-    return logical, physical
+    own_tail = contract.tail_padding is TailPadding.OWN_SEGMENT
+    fixed = contract.max_segments + 2 if contract.pad_cu_seqlens and contract.max_segments else 0
+    lengths: list[int] = []
+    firsts, tails = [], []
+    for of_row in slots:
+        firsts.append(len(lengths))
+        lengths += (0, *of_row, 0) if own_tail else (0, *of_row)
+        tails.append(len(lengths) - 1)
+        lengths += [0] * (fixed - (len(lengths) - firsts[-1]))
+    logical = np.array(lengths)
+    physical = -(-logical // contract.segment_multiple) * contract.segment_multiple
+    used = np.add.reduceat(physical, firsts)
+    trimmed = -(-used // contract.row_multiple) * contract.row_multiple
+    missing = contract.max_width - used if contract.pad_to_max_length else trimmed - used
+    _check_room(missing, used, np.diff([*firsts, len(lengths)]), fixed)
+    physical[tails] += missing
+    ends = [*firsts[1:], len(lengths)]
+    if own_tail and not fixed:
+        ends = [end - (not room) for end, room in zip(ends, missing.tolist(), strict=True)]
+    return _Layout.of(logical, physical, list(zip(firsts, ends, strict=True)), slots)
 
 
-def _dense_layout(slots: npt.NDArray[np.int64], contract: ResolvedContract) -> tuple[Offsets, Offsets]:
+def _check_room(missing: Lengths, used: Lengths, entries: Lengths, fixed: int) -> None:
+    """A pack that does not fit its row cannot be: better said than trained on."""
+    if missing.min() < 0:
+        raise ContractError(f"segments of {used.max()} slots do not fit their row; raise seq_length")
+    if fixed and entries.max() > fixed:
+        raise ContractError(f"a row of {entries.max() - 2} segments where max_segments={fixed - 2}; raise max_segments")
+
+
+def _dense_layout(slots: Sequence[list[int]], contract: ResolvedContract) -> _Layout:
     """A row for each segment, and empty rows where the last micro-batch has too few."""
     rows = contract.micro_batch_size
-    filled = np.pad(slots, (0, rows - len(slots)))
-    logical, _ = align(filled, 1)
-    return logical, np.arange(rows + 1, dtype=np.int32) * np.int32(contract.seq_length)
+    logical = np.array(list(chain.from_iterable((0, *of, *[0] * (rows - len(of))) for of in slots)))
+    physical = np.tile([0] + [contract.seq_length] * rows, len(slots))
+    firsts = range(0, len(logical), rows + 1)
+    return _Layout.of(logical, physical, [(first, first + rows + 1) for first in firsts], slots)
 
 
 LAYOUTS = {True: _packed_layout, False: _dense_layout}

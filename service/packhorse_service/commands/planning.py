@@ -12,6 +12,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.checking import load_lengths
 from packhorse_service.commands.reporting import missing_extra
 from packhorse_service.config import load_config
+from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.preview.comparing import compared
 from packhorse_service.preview.feed import plan_feed
 from packhorse_service.preview.lengths import LengthsOptions, plan_lengths
@@ -47,6 +48,10 @@ SeqLength = Annotated[int | None, _of_lengths("Slots of a pack. Required.", min=
 DataParallel = Annotated[int | None, _of_lengths("Data-parallel ranks. Required.", min=1)]
 GlobalBatchSize = Annotated[int | None, _of_lengths("Packs of a step, over all ranks. Required.", min=1)]
 SegmentMultiple = Annotated[int | None, _of_lengths("Segments are padded to a multiple of this. Else 1.", min=1)]
+Algorithm = Annotated[
+    PackingAlgorithm | None,
+    _of_lengths(f"How packs are made: {', '.join(PackingAlgorithm)}. Else the first.", metavar="NAME"),
+]
 Lookahead = Annotated[
     int | None, _of_lengths("Packs' worth of samples to choose from. Else 64, or a step's packs if fewer.", min=1)
 ]
@@ -75,6 +80,7 @@ def plan(
     data_parallel: DataParallel = None,
     global_batch_size: GlobalBatchSize = None,
     segment_multiple: SegmentMultiple = None,
+    algorithm: Algorithm = None,
     lookahead: Lookahead = None,
     window: Window = None,
     hidden_size: HiddenSize = None,
@@ -95,6 +101,7 @@ def plan(
         "data_parallel": data_parallel,
         "global_batch_size": global_batch_size,
         "segment_multiple": segment_multiple,
+        "algorithm": algorithm,
         "lookahead": lookahead,
         "window": window,
         "hidden_size": hidden_size,

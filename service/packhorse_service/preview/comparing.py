@@ -49,7 +49,7 @@ def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
     resized = replace(contract, seq_length=int(seq_length), global_batch_size=int(batch), max_segments=segments)
     if broken_rules(resized, ParallelLayout(data=planning.data_parallel)):
         return None
-    packing = packing_plan(resized, planning.lookahead, tail)
+    packing = packing_plan(resized, planning.lookahead, tail, planning.packing.algorithm)
     return replace(planning, contract=resized, packing=packing, limit=packing.capacity * multiple)
 
 

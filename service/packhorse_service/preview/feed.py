@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from packhorse.errors import ConfigError
 from packhorse_service.assembling import Segment
 from packhorse_service.config import ENDLESS, ServeConfig
@@ -98,7 +96,7 @@ class _Watching:
 def _facts(planned: PlannedStep, sources: int) -> StepFacts:
     facts = [
         MicroBatchFacts(
-            slots=np.array([segment_slots(segment) for segment in segments], dtype=np.int64),
+            slots=list(map(segment_slots, segments)),
             tokens=_tokens(segments, sources),
             cost=cost,
             supervised=supervised,

@@ -6,24 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
-
 from packhorse.contract import BatchContract, Packing, Remainder, ResolvedContract, resolve
 from packhorse.errors import ContractError
 from packhorse.layout import ParallelLayout
 from packhorse.rules import Case, check, errors
 from packhorse.trainer import TrainerFacts
-from packhorse_service.packing import Packer
+from packhorse_service.packers import packer_for
+from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.pipeline import packing_plan
 from packhorse_service.planning import CostModel, deal_window, plan_step
+from packhorse_service.preview.figures import Ints
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
 from packhorse_service.shuffling import seed_of
 from packhorse_service.stream import CUTS, OverLength
 
 __all__ = ["Advance", "LengthsOptions", "PlannedLengths", "broken_rules", "plan_lengths", "simulate"]
 
-Ints = npt.NDArray[np.int64]
 Advance = Callable[[int, int], None]  # is told of steps planned and samples drawn, now and then
 
 
@@ -36,6 +34,7 @@ class LengthsOptions:
     data_parallel: int
     global_batch_size: int
     segment_multiple: int = 1
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
     lookahead: int | None = None
     window: int = 1
     hidden_size: int = 4096
@@ -77,7 +76,7 @@ def _planning(options: LengthsOptions) -> Planning:
     broken = broken_rules(contract, layout)
     if broken:
         raise ContractError("these sizes do not hold:\n" + "\n".join(f"  {violation}" for violation in broken))
-    packing = packing_plan(contract, options.lookahead)
+    packing = packing_plan(contract, options.lookahead, algorithm=options.algorithm)
     return Planning(
         origin=options.origin,
         contract=contract,
@@ -124,7 +123,7 @@ class _LengthStream:
         self._planning, self._tally = planning, tally
         self._cost = CostModel(6 * planning.hidden_size)
         self._cuts = [CUTS[PLANNED_AS[source.over_length]] for source in planning.sources]
-        self._packer = Packer(planning.packing)
+        self._packer = packer_for(planning.packing)
         self._pieces: dict[int, tuple[int, int]] = {}  # pending: number -> (slots, source)
         self._arrived = 0
 
@@ -173,10 +172,10 @@ class _LengthStream:
 
     def _pack(self, numbers: list[int]) -> MicroBatchFacts:
         pieces = [self._pieces.pop(number) for number in numbers]
-        slots = np.array([length for length, _ in pieces], dtype=np.int64)
+        slots = [length for length, _ in pieces]
         tokens = [0] * len(self._planning.sources)
         for length, source in pieces:
             tokens[source] += length
         cost = self._cost.cost(slots)
         self._tally.packed(numbers, cost)
-        return MicroBatchFacts(slots, tokens, cost, int(slots.sum()))
+        return MicroBatchFacts(slots, tokens, cost, sum(slots))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -125,7 +124,8 @@ def _micro_batch(
     segments: Sequence[Segment], plan: StreamPlan, rank: int, index: int, number: int, *, filler: bool
 ) -> PlacedMicroBatch:
     contract = plan.contract
-    offsets = row_offsets(np.array([segment_slots(segment) for segment in segments]), contract)[1].tolist()
+    (_, physical), *_ = row_offsets([list(map(segment_slots, segments))], contract)
+    offsets = physical.tolist()
     rows = 1 if contract.packed else contract.micro_batch_size
     width = offsets[-1] // rows
     samples = tuple(

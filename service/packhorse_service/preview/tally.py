@@ -90,7 +90,7 @@ class Planning:
 class MicroBatchFacts(NamedTuple):
     """A micro-batch without its content."""
 
-    slots: Ints  # of each segment
+    slots: list[int]  # of each segment
     tokens: Sequence[int]  # of each source
     cost: int
     supervised: int
@@ -203,13 +203,16 @@ class Tally:
         multiple = contract.segment_multiple if contract.packed else 1
         packs, missing = step.micro_batches, sum(map(len, step.ranks)) - len(step.micro_batches)
         costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
+        offsets = row_offsets([pack.slots for pack in packs], contract)
         self._segments += [len(pack.slots) for pack in packs]
         self._planned.append(
             _Planned(
                 fillers=missing,
                 unsupervised=sum(pack.supervised == 0 for pack in packs),
-                row_slots=sum(int(row_offsets(pack.slots, contract)[1][-1]) for pack in packs),
-                physical_slots=sum(int((-(-pack.slots // multiple) * multiple).sum()) for pack in packs),
+                row_slots=sum(
+                    physical.item(-1) for _, physical in row_offsets([pack.slots for pack in packs], contract)
+                ),
+                physical_slots=sum(-(-slots // multiple) * multiple for pack in packs for slots in pack.slots),
                 tokens=[sum(of_source) for of_source in zip(*(pack.tokens for pack in packs), strict=True)],
                 costs=np.array(costs, dtype=np.int64)[np.array(step.ranks)],
             )

@@ -1,0 +1,52 @@
+"""The packers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from packhorse_service.decreasing import DecreasingPacker
+from packhorse_service.packing import Packer, PackingAlgorithm, PackingPlan
+
+__all__ = ["LookaheadPacker", "packer_for"]
+
+
+class LookaheadPacker(Protocol):
+    """Samples in, packs out. What is pending, in arrival order, and ``closed`` are all there is to save."""
+
+    units: int
+
+    def __len__(self) -> int:
+        """Pending samples."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a sample must be added, if there is one, before the next pack is asked for."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether packs of a lookahead are left, so that no sample may be added."""
+
+    def add(self, sample: int, units: int, /) -> None:
+        """A sample arrives; samples are numbered in arrival order."""
+
+    def close(self) -> None:
+        """Stand as after a pack of a closed lookahead: what is pending is the rest of it."""
+
+    def pending(self) -> Iterator[tuple[int, int]]:
+        """(sample, units) in arrival order."""
+
+    def next_pack(self) -> list[int]:
+        """The samples of the next pack. Needs a pending sample."""
+
+
+PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
+    PackingAlgorithm.FIFO_EXACT_TAIL: Packer,
+    PackingAlgorithm.FIRST_FIT_DECREASING: DecreasingPacker,
+    PackingAlgorithm.BEST_FIT_DECREASING: DecreasingPacker,
+}
+
+
+def packer_for(plan: PackingPlan) -> LookaheadPacker:
+    """The packer of a plan's algorithm."""
+    return PACKERS[plan.algorithm](plan)
