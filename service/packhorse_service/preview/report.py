@@ -46,6 +46,7 @@ class Setting:
     global_batch_size: int
     num_microbatches: int  # of one rank in a step
     segment_multiple: int
+    algorithm: str | None  # of packing; online only
     lookahead: int | None  # packs' worth; online only
     window: int  # steps that are balanced together
     max_segments: int | None

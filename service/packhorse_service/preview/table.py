@@ -133,8 +133,7 @@ def _fill_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
         fixed = "what max_segments would have to allow" if limit is None else f"max_segments is {limit:,}"
         spread = f"{segments.p50:,} / {segments.p99:,} / {segments.max:,}"
         yield f"segments a {unit}", spread, f"p50 / p99 / most; {fixed}"
-    nothing = f"{_plural(unit)} with nothing to train on"
-    yield "unsupervised", f"{report.unsupervised:,}", nothing if report.unsupervised else f"no {nothing}"
+    yield "unsupervised", _counted(report.unsupervised, unit), "with nothing to train on"
 
 
 def _order_rows(report: PlanReport) -> Iterator[FigureRow]:

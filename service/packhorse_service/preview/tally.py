@@ -209,9 +209,7 @@ class Tally:
             _Planned(
                 fillers=missing,
                 unsupervised=sum(pack.supervised == 0 for pack in packs),
-                row_slots=sum(
-                    physical.item(-1) for _, physical in row_offsets([pack.slots for pack in packs], contract)
-                ),
+                row_slots=sum(physical.item(-1) for _, physical in offsets),
                 physical_slots=sum(-(-slots // multiple) * multiple for pack in packs for slots in pack.slots),
                 tokens=[sum(of_source) for of_source in zip(*(pack.tokens for pack in packs), strict=True)],
                 costs=np.array(costs, dtype=np.int64)[np.array(step.ranks)],
@@ -268,6 +266,7 @@ class Tally:
             global_batch_size=contract.global_batch_size,
             num_microbatches=planning.micro_batches // planning.data_parallel,
             segment_multiple=contract.segment_multiple,
+            algorithm=str(planning.packing.algorithm) if planning.online else None,
             lookahead=planning.packing.lookahead // planning.packing.capacity if planning.online else None,
             window=planning.window,
             max_segments=contract.max_segments,
