@@ -32,7 +32,10 @@ def compared(tally: Tally) -> PlanReport:
         return report
     lengths = PlannedLengths(tally.lengths[:SAMPLES], tally.drawn_from[:SAMPLES])
     resized = [each for factor in FACTORS if (each := _at_length(planning, factor)) is not None]
-    candidates = tuple(found for each in resized if (found := _candidate(simulate(lengths, each), each)) is not None)
+    # A stream that was stopped is compared up to the same step: at its end, packs of what is left are poorer.
+    steps = None if tally.complete or len(tally.lengths) > SAMPLES else tally.steps
+    tallies = (simulate(lengths, each, steps=steps) for each in resized)
+    candidates = tuple(found for each in tallies if (found := _candidate(each)) is not None)
     if not candidates:
         return report
     return replace(report, comparison=candidates, recommendation=_recommend(candidates, planning.contract.seq_length))
@@ -53,10 +56,10 @@ def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
     return replace(planning, contract=resized, packing=packing, limit=packing.capacity * multiple)
 
 
-def _candidate(tally: Tally, planning: Planning) -> Candidate | None:
+def _candidate(tally: Tally) -> Candidate | None:
     if not tally.steps:
         return None
-    report = tally.report()
+    report, contract = tally.report(), tally.planning.contract
     over, balance = report.over_length, report.balance
     assert report.segments is not None
     assert over is not None
@@ -64,8 +67,8 @@ def _candidate(tally: Tally, planning: Planning) -> Candidate | None:
     synchronous = balance.synchronous.after.mean
     busy = report.fill.useful / synchronous
     return Candidate(
-        seq_length=planning.contract.seq_length,
-        global_batch_size=planning.contract.global_batch_size,
+        seq_length=contract.seq_length,
+        global_batch_size=contract.global_batch_size,
         num_microbatches=report.setting.num_microbatches,
         slot_fill=report.fill.slot,
         useful_fill=report.fill.useful,
