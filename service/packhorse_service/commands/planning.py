@@ -16,10 +16,9 @@ from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.preview.comparing import compared
 from packhorse_service.preview.feed import plan_feed
 from packhorse_service.preview.lengths import LengthsOptions, plan_lengths
-from packhorse_service.preview.report import as_json
+from packhorse_service.preview.report import PlanReport, as_json
 from packhorse_service.preview.step import inspect_step, select, show_step, step_as_json
 from packhorse_service.preview.table import progress, show
-from packhorse_service.preview.tally import Tally
 from packhorse_service.stream import OverLength
 
 __all__ = ["inspect", "plan"]
@@ -117,7 +116,8 @@ def plan(
         else:
             found = _only_a_feed(config, [*given, *(["ids"] if ids else [])])
             tally = plan_feed(load_config(found), found.parent, str(found), steps, advance)
-    return _tell(tally, json_=json_, picture=plot)
+        report = compared(tally)
+    return _tell(report, json_=json_, picture=plot)
 
 
 def _refuse_both(config: Path | None) -> None:
@@ -146,8 +146,7 @@ def _lengths_options(lengths: Path, steps: int | None, given: dict[str, Any]) ->
     return LengthsOptions(origin=lengths.name, steps=steps, **given)
 
 
-def _tell(tally: Tally, *, json_: bool, picture: Path | None) -> int:
-    report = compared(tally)
+def _tell(report: PlanReport, *, json_: bool, picture: Path | None) -> int:
     if picture is not None:
         try:
             from packhorse_service.preview.picture import plot

@@ -60,10 +60,9 @@ def _candidate(tally: Tally) -> Candidate | None:
     if not tally.steps:
         return None
     report, contract = tally.report(), tally.planning.contract
-    over, balance = report.over_length, report.balance
-    assert report.segments is not None
-    assert over is not None
-    assert balance is not None
+    segments, over, balance = report.segments, report.over_length, report.balance
+    if segments is None or over is None or balance is None:
+        return None  # nothing to compare; packs made online have all three
     synchronous = balance.synchronous.after.mean
     busy = report.fill.useful / synchronous
     return Candidate(
@@ -72,7 +71,7 @@ def _candidate(tally: Tally) -> Candidate | None:
         num_microbatches=report.setting.num_microbatches,
         slot_fill=report.fill.slot,
         useful_fill=report.fill.useful,
-        segments=report.segments,
+        segments=segments,
         whole=round(1 - over.share, 6),
         lost=round(sum(source.lost for source in report.sources) / report.samples.tokens, 6),
         synchronous=synchronous,
@@ -92,6 +91,6 @@ def _recommend(candidates: Sequence[Candidate], configured: int) -> Recommendati
         taken.seq_length,
         taken.global_batch_size,
         f"{verb} seq_length {taken.seq_length:,} and global_batch_size {taken.global_batch_size:,}: ranks spend "
-        f"{taken.worth:.1%} of a step on tokens of samples that fit whole, and no other length here gives over 1 % "
+        f"{taken.worth:.1%} of a step on tokens of samples that fit whole, and no other length here gives over 1% "
         f"more{against}",
     )
