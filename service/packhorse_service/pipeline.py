@@ -34,7 +34,7 @@ from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
-from packhorse_service.mixing import SourcePlan, integer_weights
+from packhorse_service.mixing import Mixing, SourcePlan, integer_weights
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.row_building import build_row, segment_slots, supervised_slots
@@ -56,6 +56,7 @@ class StreamPlan:
     layout: ParallelLayout
     contract: ResolvedContract
     sources: tuple[SourceSetting, ...]
+    mixing: Mixing
     decoding: Mapping[str, DecodingSpec]
     packing: PackingPlan
     cost: CostModel
@@ -104,6 +105,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         layout=layout,
         contract=contract,
         sources=settings,
+        mixing=Mixing(config.mixing.by, config.mixing.on_end),
         decoding=decoding,
         packing=packing,
         cost=cost,
@@ -187,7 +189,7 @@ def _identity(
         "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
         "rendering": [[d.name, d.format, d.chat_template, d.date, d.block_bytes] for d in decoding.values()],
-        "mixing": [[asdict(s.plan), s.over_length, s.skip_budget] for s in settings],
+        "mixing": [[[asdict(s.plan), s.over_length, s.skip_budget] for s in settings], config.mixing.model_dump()],
     }
     rows = {"packing": [asdict(packing), asdict(contract), config.keys], "layout": [asdict(layout), cost.linear]}
     return StreamIdentity.of(order, rows)
@@ -249,7 +251,7 @@ class Pipeline:
         self.plan = plan
         self.step = 0  # the next to make
         self._cut_length = _cut_length(plan)
-        self._stream = SampleStream(plan.sources, BlockStore(engine), self._cut_length or None)
+        self._stream = SampleStream(plan.sources, BlockStore(engine), self._cut_length or None, plan.mixing)
         self._fresh()
 
     def _fresh(self) -> None:

@@ -81,4 +81,4 @@ def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> Stre
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
-    return StreamSnapshot(step, cut_length, StreamPlace(Order(places), packed), consumed)
+    return StreamSnapshot(step, cut_length, StreamPlace(Order(places, first.mixing), packed), consumed)

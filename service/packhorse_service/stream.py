@@ -20,7 +20,7 @@ import numpy.typing as npt
 from packhorse.errors import ProtocolError, SourceError
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
+from packhorse_service.mixing import BlockFacts, Mixing, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
 __all__ = ["OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
@@ -112,15 +112,22 @@ class SampleStream:
     ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into.
     """
 
-    def __init__(self, settings: Sequence[SourceSetting], blocks: BlockStore, seq_length: int | None) -> None:
+    def __init__(
+        self,
+        settings: Sequence[SourceSetting],
+        blocks: BlockStore,
+        seq_length: int | None,
+        mixing: Mixing,
+    ) -> None:
         self._settings = settings
+        self._mixing = mixing
         self._blocks = blocks
         self._seq_length = sys.maxsize if seq_length is None else seq_length
         self.counts = {setting.plan.name: SourceCounts() for setting in settings}
         self.restart()
 
     def first_order(self) -> Order:
-        return Order([SourceOrder.at_start(setting.plan) for setting in self._settings])
+        return Order([SourceOrder.at_start(setting.plan) for setting in self._settings], self._mixing)
 
     def restart(self) -> None:
         """Go to the beginning."""
@@ -145,7 +152,7 @@ class SampleStream:
 
         Raises ``SourceError`` where the data cannot be used.
         """
-        source = self._head.choose()
+        source = self._head.choose(self._next_ids)
         if source is None:
             return None
         place = self._head.sources[source]
@@ -155,7 +162,7 @@ class SampleStream:
         begin, end = reading.ends[sample], reading.ends[sample + 1]
         fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin)
         pieces = [] if fault else self._cut(source, shard, reading.block, sample, begin, end)
-        place.advance(end - begin, reading.facts, faulty=fault is not None)
+        self._head.advance(source, end - begin, reading.facts, faulty=fault is not None)
         if fault is not None:
             self._skip(source, fault, place.faults)
         if index + 1 == reading.facts.samples:
@@ -164,6 +171,13 @@ class SampleStream:
         self._packed.extend(bytes(len(pieces)))
         self._settle_front()
         return pieces
+
+    def _next_ids(self, source: int) -> int:
+        """Ids of the source's next sample."""
+        at = self._head.sources[source].current
+        reading = self._block_at(source, at)
+        sample = reading.order[at.index]
+        return reading.ends[sample + 1] - reading.ends[sample]
 
     def _block_of(self, source: int) -> _Reading:
         """The block that the source's next sample is in."""
@@ -266,7 +280,7 @@ class SampleStream:
             drawn = self._log[0]
             if 0 in self._packed[done : done + drawn.pieces]:
                 break
-            self._tail.sources[drawn.source].advance(drawn.ids, drawn.facts, faulty=drawn.faulty)
+            self._tail.advance(drawn.source, drawn.ids, drawn.facts, faulty=drawn.faulty)
             self._log.popleft()
             done += drawn.pieces
         del self._packed[:done]

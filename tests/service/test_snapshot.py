@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packhorse.errors import ContractError, ProtocolError
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.identity import StreamIdentity
-from packhorse_service.mixing import Order, SourceOrder, SourcePlan
+from packhorse_service.mixing import Mixing, Order, SourceOrder, SourcePlan
 from packhorse_service.packing import Packer, PackingPlan
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, StreamSnapshot, decode_snapshot, encode_snapshot
 from packhorse_service.stream import SampleStream, StreamPlace
@@ -39,13 +39,13 @@ def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int 
 
 
 def first_order(of: list[SourcePlan]) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in of])
+    return Order([SourceOrder.at_start(plan) for plan in of], Mixing())
 
 
 def place_with(bits: list[int], of: list[SourcePlan]) -> StreamPlace:
     order = first_order(of)
     for number, source in enumerate(order.sources):
-        source.drawn_ids, source.faults = 1000 + number, number
+        source.drawn, source.faults = 1000 + number, number
         source.open[0].offset, source.open[0].first_sample, source.open[0].index = 512 * 77, 40, 3
     return StreamPlace(order, np.array(bits, np.uint8))
 
