@@ -104,6 +104,7 @@ class PackingConfig(Section):
 
     lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
     tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
+    window: int = Field(default=1, ge=1, le=64)  # steps whose packs are dealt together, to even their cost
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
 
 

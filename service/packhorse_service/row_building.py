@@ -7,6 +7,7 @@ of several rows is laid out as one row whose segments are those rows, each ``seq
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from packhorse.offsets import align, fix_count, pad_to_width
 from packhorse.row import Row, SampleKey
 from packhorse_service.assembling import Segment
 
-__all__ = ["build_row", "segment_slots", "supervised_slots"]
+__all__ = ["build_row", "segment_slots", "slots_by_source", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.uint8]
@@ -28,6 +29,16 @@ def segment_slots(segment: Segment) -> int:
     """Logical slots of a segment."""
     ids = sum(piece.end - piece.begin for piece in segment)
     return ids if segment[0].block.labels is not None else ids - 1
+
+
+def slots_by_source(segments: Sequence[Segment]) -> Counter[int]:
+    """Logical slots of a micro-batch, by the source that gave each slot's input."""
+    slots = Counter[int]()
+    for segment in segments:
+        for piece in segment:
+            slots[piece.source] += piece.end - piece.begin
+        slots[segment[-1].source] -= segment[0].block.labels is None  # its last id is a target only
+    return slots
 
 
 def supervised_slots(segment: Segment) -> int:

@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packhorse.errors import ProtocolError, SourceError
+from packhorse_service.accounting import SourceCounts
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, Mixing, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
+__all__ = ["OverLength", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
@@ -50,21 +51,6 @@ class Piece(NamedTuple):
     begin: int
     end: int
     slots: int
-
-
-@dataclass(slots=True)
-class SourceCounts:
-    """What one source gave since this server started, what was drawn again for a resume included.
-
-    ``tokens`` are ids; ``lost_tokens`` are targets.
-    """
-
-    samples: int = 0
-    tokens: int = 0
-    over_length: int = 0
-    lost_samples: int = 0
-    lost_tokens: int = 0
-    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +95,8 @@ class _Reading:
 class SampleStream:
     """Draws pieces of at most ``seq_length`` slots, in order; remembers what is not packed yet.
 
-    ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into.
+    ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into. Where documents are
+    ``joined`` to one run, the next one's first id is the target of the last, so every id has a slot.
     """
 
     def __init__(
@@ -118,12 +105,14 @@ class SampleStream:
         blocks: BlockStore,
         seq_length: int | None,
         mixing: Mixing,
+        *,
+        joined: bool = False,
     ) -> None:
         self._settings = settings
         self._mixing = mixing
         self._blocks = blocks
         self._seq_length = sys.maxsize if seq_length is None else seq_length
-        self.counts = {setting.plan.name: SourceCounts() for setting in settings}
+        self._joined = joined
         self.restart()
 
     def first_order(self) -> Order:
@@ -134,6 +123,7 @@ class SampleStream:
         self._begin(self.first_order())
 
     def _begin(self, order: Order) -> None:
+        self.counts = {setting.plan.name: SourceCounts() for setting in self._settings}
         self._tail = order
         self._head = order.clone()
         self._log: deque[_Drawn] = deque()  # draws since the tail
@@ -164,7 +154,7 @@ class SampleStream:
         pieces = [] if fault else self._cut(source, shard, reading.block, sample, begin, end)
         self._head.advance(source, end - begin, reading.facts, faulty=fault is not None)
         if fault is not None:
-            self._skip(source, fault, place.faults)
+            self._skip(source, reading, fault, end - begin)
         if index + 1 == reading.facts.samples:
             self._leave(source, shard, reading)
         self._log.append(_Drawn(source, end - begin, reading.facts, fault is not None, len(pieces)))
@@ -228,9 +218,17 @@ class SampleStream:
         if reading.facts.next_offset is None:
             del self._keys[source, shard]
 
-    def _skip(self, source: int, fault: Fault, faults: int) -> None:
-        setting = self._settings[source]
-        self.counts[setting.plan.name].faults += 1
+    def _skip(self, source: int, reading: _Reading, fault: Fault, ids: int) -> None:
+        setting, faults = self._settings[source], self._head.sources[source].faults
+        counts = self.counts[setting.plan.name]
+        counts.samples += 1
+        counts.faults += 1
+        if ids:  # sound, but over length
+            slots = ids - self._overlap(reading.block)
+            counts.over_length += 1
+            counts.tokens += ids
+            counts.targets += slots
+            counts.lost_tokens += slots
         if faults > setting.skip_budget:
             budget = f"skip_budget of {setting.skip_budget} is used up" if setting.skip_budget else "skip_budget is 0"
             raise SourceError(f"{fault} (source {setting.plan.name!r}: {budget})")
@@ -241,7 +239,8 @@ class SampleStream:
         counts = self.counts[self._settings[source].plan.name]
         counts.samples += 1
         counts.tokens += end - begin
-        overlap = _overlap(block)
+        overlap = self._overlap(block)
+        counts.targets += end - begin - overlap
         ranges = [(begin, end)]
         if end - begin - overlap > self._seq_length:
             ranges = CUTS[self._settings[source].over_length](begin, end, self._seq_length, overlap)
@@ -253,8 +252,12 @@ class SampleStream:
             Piece(first + i, source, shard, block, sample, a, b, b - a - overlap) for i, (a, b) in enumerate(ranges)
         ]
 
+    def _overlap(self, block: TokenBlock) -> int:
+        """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
+        return 1 if block.labels is None and not self._joined else 0
+
     def _too_long(self, source: int, reading: _Reading, sample: int, ids: int) -> Fault | None:
-        setting, slots = self._settings[source], ids - _overlap(reading.block)
+        setting, slots = self._settings[source], ids - self._overlap(reading.block)
         if slots <= self._seq_length or setting.over_length is not OverLength.ERROR:
             return None
         place = f"shard {reading.request.shard.name!r}, sample {reading.block.keys[sample]!r}"
@@ -302,6 +305,8 @@ class SampleStream:
             raise ProtocolError("snapshot: the samples drawn since it are not those of our data; the shards differ")
         packed = place.packed.tolist()
         self.settle(piece.number for piece in pieces if packed[piece.number])
+        for piece in pieces:
+            self.counts[self._settings[piece.source].plan.name].packed += piece.slots * packed[piece.number]
         return [piece for piece in pieces if not packed[piece.number]]
 
     def _check_offsets(self, order: Order) -> None:
@@ -323,11 +328,6 @@ class SampleStream:
         while len(pieces) < count and (drawn := self.draw()) is not None:
             pieces += drawn
         return pieces
-
-
-def _overlap(block: TokenBlock) -> int:
-    """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
-    return 1 if block.labels is None else 0
 
 
 def _split(begin: int, end: int, slots: int, overlap: int) -> list[tuple[int, int]]:
