@@ -145,9 +145,9 @@ class SampleStream:
         source = self._head.choose(self._next_ids)
         if source is None:
             return None
-        place = self._head.sources[source]
-        shard, index = place.current.shard, place.current.index
-        reading = self._block_of(source)
+        at = self._head.sources[source].current
+        shard, index = at.shard, at.index
+        reading = self._block_at(source, at)
         sample = reading.order[index]
         begin, end = reading.ends[sample], reading.ends[sample + 1]
         fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin)
@@ -168,10 +168,6 @@ class SampleStream:
         reading = self._block_at(source, at)
         sample = reading.order[at.index]
         return reading.ends[sample + 1] - reading.ends[sample]
-
-    def _block_of(self, source: int) -> _Reading:
-        """The block that the source's next sample is in."""
-        return self._block_at(source, self._head.sources[source].current)
 
     def _block_at(self, source: int, at: OpenShard) -> _Reading:
         """The block that an open shard stands in, loading the one behind it meanwhile."""
