@@ -1,14 +1,18 @@
-"""The packers by name."""
+"""The packers by name, and the plan of one from a contract."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from packhorse.contract import ResolvedContract
+from packhorse.errors import ConfigError
 from packhorse_service.decreasing import DecreasingPacker
 from packhorse_service.packing import Packer, PackingAlgorithm, PackingPlan
 
-__all__ = ["LookaheadPacker", "packer_for"]
+__all__ = ["LookaheadPacker", "packer_for", "packing_plan"]
+
+DEFAULT_LOOKAHEAD = 64  # packs' worth
 
 
 class LookaheadPacker(Protocol):
@@ -50,3 +54,19 @@ PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
 def packer_for(plan: PackingPlan) -> LookaheadPacker:
     """The packer of a plan's algorithm."""
     return PACKERS[plan.algorithm](plan)
+
+
+def packing_plan(
+    contract: ResolvedContract,
+    lookahead: int | None = None,
+    tail_slots: int = 0,
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL,
+) -> PackingPlan:
+    """How packs of a contract are filled; ``lookahead`` in packs' worth."""
+    capacity = (contract.seq_length - tail_slots) // contract.segment_multiple
+    if capacity < 1:
+        raise ConfigError(f"packing.tail_slots={tail_slots} leaves no room in rows of seq_length slots")
+    packs = lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
+    return PackingPlan(
+        capacity=capacity, lookahead=packs * capacity, max_segments=contract.max_segments, algorithm=algorithm
+    )

@@ -1,11 +1,11 @@
-"""The order of samples: by weight in ids, each sample once an epoch, and the same after every restart."""
+"""The order of samples: by weight, each sample once an epoch, and the same after every restart."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ProtocolError
-from packhorse_service.mixing import BlockFacts, Order, SourceOrder, SourcePlan, integer_weights
+from packhorse_service.mixing import BlockFacts, MixBy, Mixing, OnEnd, Order, SourceOrder, SourcePlan, integer_weights
 from tests.service.corpus import mutated
 
 STRIDE = 100  # bytes of a block
@@ -53,31 +53,33 @@ def plan_for(
     )
 
 
-def start(plans: Sequence[SourcePlan]) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in plans])
+def start(plans: Sequence[SourcePlan], by: MixBy = MixBy.TOKENS, on_end: OnEnd = OnEnd.GO_ON) -> Order:
+    return Order([SourceOrder.at_start(plan) for plan in plans], Mixing(by, on_end))
 
 
 def walk(order: Order, data: Sequence[Data]) -> Iterator[Draw]:
-    """Draw samples until all sources have ended."""
-    while (source := order.choose()) is not None:
-        place = order.sources[source]
-        at, epoch = place.current, place.epoch
-        blocks = data[source][at.shard]
-        number = at.offset // STRIDE
-        ids = blocks[number][at.index]
+    """Draw samples until the end of the mixture."""
+
+    def next_ids(source: int) -> int:
+        at = order.sources[source].current
+        return data[source][at.shard][at.offset // STRIDE][at.index]
+
+    while (source := order.choose(next_ids)) is not None:
+        at, epoch, ids = order.sources[source].current, order.sources[source].epoch, next_ids(source)
+        blocks, number = data[source][at.shard], at.offset // STRIDE
         facts = BlockFacts(len(blocks[number]), None if number + 1 == len(blocks) else (number + 1) * STRIDE)
         draw = Draw(source, epoch, at.shard, at.first_sample + at.index, ids)
-        place.advance(ids, facts, faulty=False)
+        order.advance(source, ids, facts, faulty=False)
         yield draw
 
 
-def decode_order(encoded: bytes, plans: Sequence[SourcePlan]) -> Order:
+def decode_order(encoded: bytes, plans: Sequence[SourcePlan], mixing: Mixing) -> Order:
     rest, places = memoryview(encoded), []
     for plan in plans:
         place, rest = SourceOrder.decode(plan, rest)
         places.append(place)
     assert not rest
-    return Order(places)
+    return Order(places, mixing)
 
 
 def all_samples(data: Data) -> Counter[tuple[int, int]]:
@@ -119,30 +121,122 @@ def test_integers_have_the_ratio_of_the_weights(weights: list[float]) -> None:
     assert [Fraction(a, integers[0]) for a in integers] == [b / exact[0] for b in exact]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    weights=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    longest=st.integers(2, 2000),
-    seed=st.integers(0, 2**32),
-)
-def test_each_source_keeps_its_share_of_ids_at_every_prefix(weights: list[int], longest: int, seed: int) -> None:
-    """Never more than one sample above its weight; below, never more than its share of the others' one each.
+# The mixture -----------------------------------------------------------------------------------------
 
-    Of two sources, neither is ever more than one sample off.
-    """
-    lengths = random.Random(seed)
-    data = [[[[lengths.randint(2, longest) for _ in range(5)] for _ in range(2)] for _ in range(2)] for _ in weights]
+LENGTHS = st.lists(st.one_of(st.integers(1, 60), st.integers(1, 5000)), min_size=1, max_size=12)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[list[Data], list[SourcePlan]]:
+    """One to six sources of arbitrary weights and lengths; some repeat for ever, some end."""
+    data: list[Data] = [[[lengths]] for lengths in draw(st.lists(LENGTHS, min_size=1, max_size=6))]
     plans = [
-        plan_for(of_source, name=str(i), weight=weight, epochs=None)
-        for i, (of_source, weight) in enumerate(zip(data, weights, strict=True))
+        plan_for(
+            of_source,
+            name=str(number),
+            weight=draw(st.one_of(st.integers(1, 9), st.integers(1, 10_000))),
+            epochs=draw(st.one_of(st.none(), st.integers(1, 4))),
+        )
+        for number, of_source in enumerate(data)
     ]
-    drawn, total = [0] * len(weights), 0
-    for draw in islice(walk(start(plans), data), 200):
-        drawn[draw.source] += draw.ids
-        total += draw.ids
-        for ids, weight in zip(drawn, weights, strict=True):
-            share = Fraction(weight, sum(weights))
-            assert -share * longest * (len(weights) - 1) <= ids - share * total <= longest
+    return data, plans
+
+
+SIZES: dict[MixBy, Callable[[int], int]] = {MixBy.TOKENS: lambda ids: ids, MixBy.SAMPLES: lambda ids: 1}
+
+
+def worst_shares(order: Order, data: Sequence[Data], limit: int) -> Iterator[tuple[Fraction, int]]:
+    """After each draw: how far any live source is off its share, and the largest sample of the mixture.
+
+    Shares are of what was drawn since a source last ended.
+    """
+    size = SIZES[order.mixing.by]
+    largest = max(size(ids) for of_source in data for ids in of_source[0][0])
+    live, drawn = set(range(len(data))), Counter[int]()
+    for draw in islice(walk(order, data), limit):
+        drawn[draw.source] += size(draw.ids)
+        weights = {number: order.sources[number].plan.weight for number in live}
+        shares = {number: Fraction(weight, sum(weights.values())) for number, weight in weights.items()}
+        yield max(abs(drawn[number] - share * drawn.total()) for number, share in shares.items()), largest
+        if ended := {number for number in live if not order.sources[number].live}:
+            live -= ended
+            drawn.clear()
+
+
+@pytest.mark.parametrize("by", MixBy)
+@settings(max_examples=150, deadline=None)
+@given(mixture=mixtures())
+def test_each_source_is_within_one_sample_of_its_share_after_every_draw(
+    by: MixBy, mixture: tuple[list[Data], list[SourcePlan]]
+) -> None:
+    """For any number of sources. Where one ends, the shares from there on are those of the rest."""
+    data, plans = mixture
+    for off, largest in worst_shares(start(plans, by), data, 250):
+        assert off <= largest
+
+
+def test_many_sources_stay_within_one_sample_where_the_one_furthest_behind_would_not_be_enough() -> None:
+    """Picking who is furthest behind its weight lets many long samples come at once, and one source pays for all."""
+    lengths = random.Random(0)
+    data: list[Data] = [[[[4000] * 40]] for _ in range(30)]
+    data[-1] = [[[lengths.randint(1, 20) for _ in range(40)]]]
+    plans = [plan_for(of_source, name=str(i), epochs=None) for i, of_source in enumerate(data)]
+    plans[-1] = plan_for(data[-1], name="short", weight=30, epochs=None)
+    assert max(off for off, _ in worst_shares(start(plans), data, 3000)) <= 4000
+    behind = furthest_behind([of_source[0][0] for of_source in data], [plan.weight for plan in plans], 3000)
+    assert behind > 10 * 4000
+
+
+def furthest_behind(lengths: Sequence[Sequence[int]], weights: Sequence[int], draws: int) -> Fraction:
+    """How far the rule "the least drawn by weight is next" lets a source fall behind its share."""
+    drawn, worst = [0] * len(lengths), Fraction(0)
+    for draw in range(draws):
+        source = min(range(len(lengths)), key=lambda i: Fraction(drawn[i], weights[i]))
+        drawn[source] += lengths[source][draw % len(lengths[source])]
+        worst = max(worst, *(Fraction(w * sum(drawn), sum(weights)) - d for w, d in zip(weights, drawn, strict=True)))
+    return worst
+
+
+@pytest.mark.parametrize("by", MixBy)
+def test_a_source_that_ends_is_not_made_up_for_and_leaves_nobody_to_catch_up(by: MixBy) -> None:
+    """Whatever the others led or lagged by: from its end on, two equal sources take turns."""
+    data: list[Data] = [[[[7, 900]]], [[[10] * 400]], [[[10] * 400]]]
+    plans = [plan_for(data[0], name="a", weight=5), *(plan_for(d, name=n) for d, n in zip(data[1:], "bc", strict=True))]
+    after = [draw.source for draw in walk(start(plans, by), data)]
+    rest = after[after.index(0, after.index(0) + 1) + 1 :]
+    assert all(abs(rest[:n].count(1) - rest[:n].count(2)) <= 1 for n in range(min(len(rest), 300)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(mixture=mixtures(), by=st.sampled_from(MixBy))
+def test_a_stream_that_stops_is_the_beginning_of_the_one_that_goes_on(
+    mixture: tuple[list[Data], list[SourcePlan]], by: MixBy
+) -> None:
+    data, plans = mixture
+    stopping = start(plans, by, OnEnd.STOP)
+    stopped = list(islice(walk(stopping, data), 300))
+    going_on = list(islice(walk(start(plans, by), data), 300))
+    assert stopped == going_on[: len(stopped)]
+    if len(stopped) < 300:
+        assert [source.live for source in stopping.sources].count(False) == 1
+        assert decode_order(stopping.encode(), plans, stopping.mixing).choose(lambda source: 1) is None
+
+
+def test_lengths_are_only_asked_for_where_they_decide() -> None:
+    def nobody(source: int) -> int:
+        raise AssertionError(source)
+
+    assert start([plan_for([[[5]]])]).choose(nobody) == 0
+    alone = start([plan_for([[[5]]]), plan_for([[[7]]], name="other")])
+    alone.advance(0, 5, BlockFacts(1, None), faulty=False)
+    assert alone.choose(nobody) == 1
+
+
+def test_by_samples_lengths_do_not_matter() -> None:
+    data: list[Data] = [[[[10] * 100]], [[[1000]]]]
+    plans = [plan_for(data[0], name="short", weight=3, epochs=None), plan_for(data[1], name="long", epochs=None)]
+    drawn = Counter(draw.source for draw in islice(walk(start(plans, MixBy.SAMPLES), data), 400))
+    assert drawn == {0: 300, 1: 100}
 
 
 def test_mixing_counts_ids_and_not_samples() -> None:
@@ -157,6 +251,7 @@ def test_a_source_that_ends_leaves_the_rest_going_on() -> None:
     plans = [plan_for(of_source, name=str(i)) for i, of_source in enumerate(data)]
     draws = list(walk(start(plans), data))
     assert [draw.source for draw in draws] == [0, 1, 2, 0, 1, 1, 1, 1, 1, 1]
+    assert [draw.source for draw in walk(start(plans, on_end=OnEnd.STOP), data)] == [0, 1, 2]
 
 
 # Epochs and shards -----------------------------------------------------------------------------------
@@ -254,17 +349,24 @@ def test_the_next_shard_is_the_one_that_opens_next() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.lists(SOURCES, min_size=1, max_size=3), open_shards=OPEN_SHARDS, weight=st.integers(1, 5))
-def test_an_order_goes_on_the_same_from_every_point(data: list[Data], open_shards: int, weight: int) -> None:
+@given(
+    data=st.lists(SOURCES, min_size=1, max_size=3),
+    open_shards=OPEN_SHARDS,
+    weight=st.integers(1, 5),
+    mixing=st.builds(Mixing, st.sampled_from(MixBy), st.sampled_from(OnEnd)),
+)
+def test_an_order_goes_on_the_same_from_every_point(
+    data: list[Data], open_shards: int, weight: int, mixing: Mixing
+) -> None:
     plans = [
         plan_for(of_source, name=str(i), weight=weight + i, epochs=2, open_shards=open_shards)
         for i, of_source in enumerate(data)
     ]
-    whole = list(walk(start(plans), data))
-    order = start(plans)
+    whole = list(walk(start(plans, mixing.by, mixing.on_end), data))
+    order = start(plans, mixing.by, mixing.on_end)
     for drawn in range(0, len(whole) + 1, 3):
         encoded = order.encode()
-        again = decode_order(encoded, plans)
+        again = decode_order(encoded, plans, mixing)
         assert again.encode() == encoded
         assert list(walk(again, data)) == whole[drawn:]
         list(islice(walk(order, data), 3))
@@ -281,11 +383,11 @@ def test_a_clone_goes_its_own_way() -> None:
 
 def test_faults_are_counted_and_saved() -> None:
     plan = plan_for([[[2, 2, 2]]])
-    place = SourceOrder.at_start(plan)
+    order = start([plan])
     for faulty in (True, False, True):
-        place.advance(5, BlockFacts(9, None), faulty=faulty)
-    again, _ = SourceOrder.decode(plan, memoryview(place.encode()))
-    assert (again.faults, again.drawn_ids) == (2, 15)
+        order.advance(0, 5, BlockFacts(9, None), faulty=faulty)
+    again, _ = SourceOrder.decode(plan, memoryview(order.encode()))
+    assert (again.faults, again.drawn) == (2, 15)
 
 
 def test_a_place_cut_short_is_refused() -> None:
@@ -338,6 +440,16 @@ def test_a_place_without_open_shards_before_the_end_of_its_epochs_is_refused() -
     place.open.clear()
     with pytest.raises(ProtocolError):
         SourceOrder.decode(plan, memoryview(place.encode()))
+
+
+def test_a_source_that_has_ended_with_a_share_drawn_is_refused() -> None:
+    """When a source ends, all begin anew."""
+    data: Data = [[[2, 3]]]
+    order = start([plan_for(data)])
+    assert list(walk(order, [data]))
+    order.sources[0].drawn = 1
+    with pytest.raises(ProtocolError):
+        SourceOrder.decode(order.sources[0].plan, memoryview(order.encode()))
 
 
 def decode_or_refuse(plan: SourcePlan, data: bytes) -> SourceOrder | None:

@@ -113,7 +113,11 @@ def test_a_stream_is_planned_as_its_lengths_alone(tmp_path: Path) -> None:
     lengths = random_lengths(3, 1, 200, longest=150)
     write_source(tmp_path / "docs", lengths)
     source = {"shards": "docs/*.tar", "shuffle": False, "open_shards": 1, "over_length": "split", "epochs": 2}
-    sections: dict[str, Any] = {"contract": {"segment_multiple": 4}, "layout": {"data": 2}, "packing": {"lookahead": 3}}
+    sections: dict[str, Any] = {
+        "contract": {"segment_multiple": 4},
+        "layout": {"data": 2},
+        "packing": {"lookahead": 3, "window": 2},
+    }
     options = LengthsOptions(
         origin="feed.yaml",
         seq_length=64,
@@ -121,12 +125,15 @@ def test_a_stream_is_planned_as_its_lengths_alone(tmp_path: Path) -> None:
         global_batch_size=4,
         segment_multiple=4,
         lookahead=3,
+        window=2,
         over_length=OverLength.SPLIT,
         epochs=2,
     )
     of_feed = planned(tmp_path, {"docs": source}, **sections)
     alone = plan_lengths(np.array(lengths[0]) - 1, options, lambda _steps, _samples: None).report()
-    assert replace(of_feed, sources=()) == replace(alone, sources=())
+    assert of_feed.setting.mixed_by == "tokens"
+    of_feed = replace(of_feed, sources=(), setting=replace(of_feed.setting, mixed_by=None))
+    assert of_feed == replace(alone, sources=())
 
 
 def test_the_comparison_has_the_figures_of_the_plan_itself_at_its_own_length(tmp_path: Path) -> None:
@@ -167,6 +174,19 @@ def test_a_stream_without_an_end_needs_a_number_of_steps(tmp_path: Path) -> None
         tallied(tmp_path, sources)
     report = planned(tmp_path, sources, steps=3)
     assert (report.steps, report.complete) == (3, False)
+
+
+def test_an_endless_source_ends_with_another_where_the_mixture_does(tmp_path: Path) -> None:
+    sources = two_sources(tmp_path)
+    sources["chat"]["epochs"] = "endless"
+    report = planned(tmp_path, sources, mixing={"on_end": "stop"})
+    assert report.complete
+    assert report.sources[0].epochs == 1
+
+
+def test_a_window_of_a_configuration_is_planned_whole(tmp_path: Path) -> None:
+    report = planned(tmp_path, two_sources(tmp_path), steps=2, packing={"window": 3})
+    assert (report.steps, report.setting.window, report.complete) == (3, 3, False)
 
 
 def test_micro_batches_that_fill_no_step_are_counted_where_they_are_dropped(tmp_path: Path) -> None:

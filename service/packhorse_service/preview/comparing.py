@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from packhorse.layout import ParallelLayout
-from packhorse_service.pipeline import packing_plan
+from packhorse_service.packers import packing_plan
 from packhorse_service.preview.lengths import PlannedLengths, broken_rules, simulate
 from packhorse_service.preview.report import Candidate, PlanReport, Recommendation
 from packhorse_service.preview.tally import Planning, Tally

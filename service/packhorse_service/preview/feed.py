@@ -8,10 +8,11 @@ from pathlib import Path
 from packhorse.errors import ConfigError
 from packhorse_service.assembling import Segment
 from packhorse_service.config import ENDLESS, ServeConfig
+from packhorse_service.mixing import OnEnd
 from packhorse_service.pipeline import Pipeline, PlannedStep, StreamPlan, cut_length, make_engine, plan_stream
 from packhorse_service.preview.lengths import Advance
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
-from packhorse_service.row_building import segment_slots
+from packhorse_service.row_building import segment_slots, slots_by_source
 from packhorse_service.stream import DrawnSample
 
 __all__ = ["plan_feed", "tokens_of_pieces"]
@@ -42,7 +43,8 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
 
 def _check_end(config: ServeConfig, steps: int | None) -> None:
     endless = [name for name, source in config.sources.items() if source.epochs == ENDLESS]
-    if endless and steps is None:
+    stops = config.mixing.on_end is OnEnd.STOP and len(endless) < len(config.sources)
+    if endless and steps is None and not stops:
         raise ConfigError(
             f"--steps is missing: sources.{endless[0]}.epochs=endless gives the stream no end; "
             "say how many steps to plan, such as --steps 100"
@@ -66,7 +68,8 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
         packing=plan.packing,
         lookahead=config.packing.lookahead,
         hidden_size=config.packing.hidden_size,
-        window=1,
+        window=config.packing.window,
+        mixed_by=config.mixing.by,
         limit=cut_length(plan) or None,
         sources=tuple(
             PlannedSource(
@@ -94,25 +97,12 @@ class _Watching:
 
 
 def _facts(planned: PlannedStep, sources: int) -> StepFacts:
-    facts = [
-        MicroBatchFacts(
-            slots=list(map(segment_slots, segments)),
-            tokens=_tokens(segments, sources),
-            cost=cost,
-            supervised=supervised,
-        )
-        for segments, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True)
-    ]
+    facts = []
+    for segments, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
+        by_source = slots_by_source(segments)
+        tokens = [by_source[source] for source in range(sources)]
+        facts.append(MicroBatchFacts(list(map(segment_slots, segments)), tokens, cost, supervised))
     return StepFacts(facts, planned.ranks)
-
-
-def _tokens(segments: Sequence[Segment], sources: int) -> list[int]:
-    """Slots of a micro-batch by source."""
-    tokens = [0] * sources
-    for segment in segments:
-        for piece, slots in zip(segment, tokens_of_pieces(segment), strict=True):
-            tokens[piece.source] += slots
-    return tokens
 
 
 def tokens_of_pieces(segment: Segment) -> list[int]:

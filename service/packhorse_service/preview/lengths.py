@@ -11,9 +11,8 @@ from packhorse.errors import ContractError
 from packhorse.layout import ParallelLayout
 from packhorse.rules import Case, check, errors
 from packhorse.trainer import TrainerFacts
-from packhorse_service.packers import packer_for
+from packhorse_service.packers import packer_for, packing_plan
 from packhorse_service.packing import PackingAlgorithm
-from packhorse_service.pipeline import packing_plan
 from packhorse_service.planning import CostModel, deal_window, plan_step
 from packhorse_service.preview.figures import Ints
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
@@ -84,6 +83,7 @@ def _planning(options: LengthsOptions) -> Planning:
         packing=packing,
         lookahead=options.lookahead,
         hidden_size=options.hidden_size,
+        mixed_by=None,
         window=options.window,
         limit=packing.capacity * contract.segment_multiple,
         sources=(PlannedSource("lengths", 1, options.over_length, 0, "--over-length"),),
@@ -130,16 +130,16 @@ class _LengthStream:
     def steps(self) -> Iterator[StepFacts]:
         size, window = self._planning.micro_batches, self._planning.window
         packs = self._packs()
-        number = 0
+        first = 0
         while taken := list(islice(packs, size * window)):
-            whole = len(taken) // size
-            costs = [pack.cost for pack in taken[: whole * size]]
-            dealt = deal_window(costs, whole, seed_of("window", number)) if whole else []
-            if len(taken) % size and self._planning.contract.remainder is Remainder.PAD:
-                dealt.append(list(range(whole * size, len(taken))))
+            steps = len(taken) // size
+            whole, seed = steps * size, seed_of(0, "window", first)
+            dealt = deal_window([pack.cost for pack in taken[:whole]], steps, seed) if steps else []
+            if len(taken) > whole and self._planning.contract.remainder is Remainder.PAD:
+                dealt.append(list(range(whole, len(taken))))
             for of_step in dealt:
                 yield self._planned([taken[pack] for pack in of_step])
-            number += 1
+            first += steps
 
     def _planned(self, packs: list[MicroBatchFacts]) -> StepFacts:
         missing = self._planning.micro_batches - len(packs)

@@ -51,6 +51,7 @@ class Setting:
     window: int  # steps that are balanced together
     max_segments: int | None
     hidden_size: int  # of the cost model
+    mixed_by: str | None  # what the weights of sources are shares of
 
 
 @dataclass(frozen=True, slots=True)

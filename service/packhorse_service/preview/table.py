@@ -177,7 +177,16 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _sources(report: PlanReport) -> Table:
-    table = _table("Sources", "source", "samples", "epochs", "tokens", "weight", "share", "in a step")
+    table = _table(
+        f"Sources, mixed by {report.setting.mixed_by}",
+        "source",
+        "samples",
+        "epochs",
+        "tokens",
+        "weight",
+        "share",
+        "in a step",
+    )
     for source in report.sources:
         table.add_row(
             escape(source.name),

@@ -17,6 +17,7 @@ import numpy as np
 
 from packhorse.contract import Packing, Remainder, ResolvedContract
 from packhorse.errors import ConfigError
+from packhorse_service.mixing import MixBy
 from packhorse_service.packing import PackingPlan
 from packhorse_service.preview.figures import (
     Ints,
@@ -74,6 +75,7 @@ class Planning:
     lookahead: int | None  # packs' worth, as configured
     hidden_size: int
     window: int
+    mixed_by: MixBy | None  # None where there is nothing to mix
     limit: int | None  # slots at which samples are cut
     sources: tuple[PlannedSource, ...]
 
@@ -271,6 +273,7 @@ class Tally:
             window=planning.window,
             max_segments=contract.max_segments,
             hidden_size=planning.hidden_size,
+            mixed_by=None if planning.mixed_by is None else str(planning.mixed_by),
         )
 
     def _samples(self) -> Samples:
