@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from packhorse_service.commands import app
 from packhorse_service.prepare import prepare
 from tests.harness import running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
@@ -28,6 +31,20 @@ def test_the_first_60_lines_hold_the_configuration_the_loop_and_the_data_path() 
         assert part in top
     assert len(block("yaml").splitlines()) <= 13
     assert len(block("python").splitlines()) <= 9
+
+
+def test_every_command_it_shows_exists_with_its_options() -> None:
+    text = README.read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ packhorse (.*?)(?:\s+#.*)?$", text, re.MULTILINE) + re.findall(
+        r"`packhorse (\w[^`]*)`", text
+    )
+    assert {"plan", "inspect", "check", "prepare", "serve"} <= {command.split()[0] for command in shown}
+    for command in shown:
+        name, *arguments = command.split()
+        described = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, [name, "--help"])
+        assert described.exit_code == 0, command
+        for option in (argument for argument in arguments if argument.startswith("--")):
+            assert re.search(rf"{option}\s", described.stdout), command
 
 
 def test_the_configuration_serves_and_the_loop_trains(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def documented(command: str) -> set[str]:
 
 
 def test_the_json_has_exactly_the_documented_keys(tmp_path: Path, lengths: Path) -> None:
-    config = feed(tmp_path)
+    config = feed(tmp_path, loss_reduction="mean")  # warned of
     found = [
         set(keys_of(json.loads(plan(*arguments, "--json").stdout)))
         for arguments in ((config,), ("--lengths", lengths, *SIZES, "--max-segments", "4"))
@@ -85,6 +85,10 @@ def test_sources_are_shown_with_their_weights(tmp_path: Path) -> None:
     shown = plan(feed(tmp_path)).stdout
     assert re.search(r"docs .* 50\.0%", shown)
     assert re.search(r"chat .* 50\.0%", shown)
+
+
+def test_what_serving_would_warn_of_is_said(tmp_path: Path) -> None:
+    assert "warning: PER_TOKEN_LOSS" in plan(feed(tmp_path, loss_reduction="mean")).stdout
 
 
 def test_ids_count_one_more_than_slots(tmp_path: Path) -> None:

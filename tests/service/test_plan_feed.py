@@ -243,8 +243,11 @@ def test_the_cost_of_a_policy_is_what_the_stream_then_counts(tmp_path: Path, pol
     assert under_policy.fill.tokens == under_policy.samples.tokens - counts.lost_tokens
 
 
-def test_other_faults_stop_a_plan_as_they_stop_serving(tmp_path: Path) -> None:
+def test_other_faults_stop_a_plan_as_they_stop_serving_or_are_counted(tmp_path: Path) -> None:
     corpus = Corpus.written(tmp_path)
     damage(corpus.shards["docs"][0], "0003.npy")
+    source = {"shards": "docs/part-*.tar"}
     with pytest.raises(SourceError, match=r"part-000\.tar"):
-        tallied(tmp_path, {"docs": {"shards": "docs/part-*.tar"}})
+        tallied(tmp_path, {"docs": source})
+    report = planned(tmp_path, {"docs": source | {"skip_budget": 1}})
+    assert (report.sources[0].skipped, report.over_length and report.over_length.samples) == (1, 0)

@@ -36,6 +36,7 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
             if steps is not None and tally.steps >= steps and tally.whole:
                 tally.complete = False
                 break
+        tally.skipped = [pipeline.counts[setting.plan.name].faults for setting in plan.sources]
         return tally
     finally:
         engine.close()
@@ -77,6 +78,7 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
             )
             for (name, source), setting in zip(config.sources.items(), plan.sources, strict=True)
         ),
+        warnings=plan.warnings,
     )
 
 

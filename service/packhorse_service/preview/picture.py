@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from packhorse_service.drawing import ACCENT, FAINT, INK, PALE, SHADES, save, title
-from packhorse_service.preview.report import PlanReport
+from packhorse_service.preview.report import BeforeAfter, PlanReport
 
 __all__ = ["plot"]
 
@@ -101,11 +101,15 @@ def _draw_balance(axes: Axes, report: PlanReport) -> None:
     high = max(float(np.quantile(values, 1 - RARE)) for values in (before, after))
     axes.set_ylim(1, 1 + 1.3 * (high - 1) + 0.001)
     _tell_beyond(axes, max(after), f"{max(after):.3f} as planned in step {int(np.argmax(after))}", "top")
-    means = "" if report.balance is None else f", {report.balance.synchronous.after.mean:.3f} on the average as planned"
-    title(axes, f"Imbalance of a step{means}")
+    figures = "" if report.balance is None else _means(report.balance.synchronous)
+    title(axes, f"Imbalance of a step{figures}")
     axes.legend(frameon=False, labelcolor=INK, fontsize=9, loc="upper left")
     _finish(axes, "step", "slowest rank of each micro-batch ÷ mean")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _means(figures: BeforeAfter) -> str:
+    return f": {figures.before.mean:.3f} as packs arrive, {figures.after.mean:.3f} as planned"
 
 
 def _draw_ranks(axes: Axes, report: PlanReport) -> None:

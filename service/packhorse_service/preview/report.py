@@ -156,6 +156,7 @@ class SourceReport:
     tokens: int  # planned
     samples: int  # drawn
     epochs: int  # begun
+    skipped: int  # samples with unusable content, within the budget
     over_length: int  # samples
     lost: int  # tokens of these that are not planned
 
@@ -233,6 +234,7 @@ class PlanReport:
     """All of it."""
 
     setting: Setting
+    warnings: tuple[str, ...]  # what serve would warn of
     complete: bool  # planned to the end of the stream
     steps: int
     micro_batches: int  # packs, where one pack is a micro-batch; fillers not counted

@@ -47,6 +47,8 @@ def show(report: PlanReport, console: Console) -> None:
         console.print(_over_length(report.over_length))
     if report.comparison is not None:
         console.print(_comparison(report))
+    for warning in report.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False)
     if report.recommendation is not None:
         console.print(f"[bold]Recommended:[/] {report.recommendation.reason}.", highlight=False)
     if report.over_length is not None and report.over_length.stop is not None:
@@ -95,6 +97,7 @@ def _figures(report: PlanReport, unit: str) -> Table:
 def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
     samples, least = report.samples, report.fill.packs_at_least
     epochs = max(source.epochs for source in report.sources)
+    skipped = sum(source.skipped for source in report.sources)
     passes = f"{_counted(epochs, 'epoch')} begun"
     yield (
         "steps",
@@ -107,6 +110,7 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
         _joined(
             f"median {samples.lengths.p50:,}, p99 {samples.lengths.p99:,}, longest {samples.lengths.max:,} slots",
             f"{samples.empty:,} without a slot left out" if samples.empty else "",
+            f"{skipped:,} more skipped as unusable" if skipped else "",
         ),
     )
     yield (

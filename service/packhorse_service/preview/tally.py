@@ -78,6 +78,7 @@ class Planning:
     mixed_by: MixBy | None  # None where there is nothing to mix
     limit: int | None  # slots at which samples are cut
     sources: tuple[PlannedSource, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def micro_batches(self) -> int:
@@ -153,6 +154,7 @@ class Tally:
         self.planning = planning
         self.lengths: list[int] = []  # of every sample drawn, in order
         self.drawn_from: list[int] = []  # its source
+        self.skipped = [0] * len(planning.sources)  # samples with unusable content
         self.empty = 0  # samples without a slot, left out
         self.complete = True  # planned to the end of the stream
         self.packed_costs: list[int] = []  # of each micro-batch, in the order of the pack stream
@@ -228,6 +230,7 @@ class Tally:
         balance = self._balance() if contract.packed else None
         return PlanReport(
             setting=self._setting(),
+            warnings=self.planning.warnings,
             complete=self.complete,
             steps=self.steps,
             micro_batches=len(self._segments),
@@ -357,6 +360,7 @@ class Tally:
                 tokens=int(tokens[:, i].sum()),
                 samples=int(samples[i]),
                 epochs=self._epochs[i],
+                skipped=self.skipped[i],
                 over_length=self._over[i],
                 lost=self._lost[i],
             )
