@@ -28,11 +28,13 @@ from packhorse_service.config import ServeConfig
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import open_tokenizer, resolve_contract
 from packhorse_service.trainer_file import TrainerFile
+from packhorse_service.windows import check_window
 
 __all__ = ["Report", "as_json", "check_config", "explain_rule", "fill_bound", "load_lengths", "show"]
 
 Lengths = npt.NDArray[np.int64]
 MASK_BYTES = 1 / 8  # the loss mask travels as bits
+LOADED_BYTES = 4 + 1  # an id and its mask, before rows are built
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def check_config(
 ) -> Report:
     """Check a configuration, and a trainer that would connect; no shard is read.
 
-    Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary.
+    Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary, or where a
+    planning window makes no sense.
     """
     # The tokenizer is opened only where it must tell the vocabulary.
     tokenizer = None if config.contract.vocab_size else open_tokenizer(config, base)[1]
@@ -67,18 +70,21 @@ def check_config(
     facts = reader.trainer if world_size is None else replace(reader.trainer, world_size=world_size)
     declared = replace(reader.contract, trainer=facts)
     violations = compare(declared, reader.layout or layout, reader.window, contract, layout)
-    derived = _derived(contract, layout, config.steps_ahead)
+    check_window(config.packing.window, contract)
+    derived = _derived(contract, layout, config.steps_ahead, config.packing.window)
     if lengths is not None:
         derived["lengths"] = fill_bound(lengths, contract)
     not_checked = unchecked(Case(layout, contract, facts, reader.window))
     return Report(tuple(violations), tuple(not_checked), derived)
 
 
-def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: int) -> dict[str, Any]:
+def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: int, window: int) -> dict[str, Any]:
     """What follows from the layout and the contract; sizes in slots and bytes."""
-    rows = contract.num_microbatches(layout) * layout.data
     per_token = _wire_bytes_per_token(contract, layout)
     dense_rows = 1 if contract.packed else contract.micro_batch_size
+    step_slots = contract.num_microbatches(layout) * layout.data * dense_rows * contract.max_width
+    # Steps made ahead are framed; the others of a window hold their packs as they were loaded.
+    held = (steps_ahead + 1) * step_slots * per_token + (window - 1) * step_slots * LOADED_BYTES
     return {
         "layout": str(layout),
         "world_size": layout.world_size,
@@ -92,7 +98,7 @@ def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: in
         "fixed_width": contract.fixed_width or not contract.packed,
         "num_microbatches": contract.num_microbatches(layout),
         "wire_bytes_per_token": per_token,
-        "held_bytes": round((steps_ahead + 1) * rows * dense_rows * contract.max_width * per_token),
+        "held_bytes": round(held),
     }
 
 

@@ -28,11 +28,20 @@ from packhorse.contract import BatchContract
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse_service.decoding import BLOCK_BYTES
+from packhorse_service.mixing import MixBy, OnEnd
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
 from packhorse_service.stream import OverLength
 
-__all__ = ["LoadingConfig", "PackingConfig", "ServeConfig", "SourceConfig", "TokenizerConfig", "load_config"]
+__all__ = [
+    "LoadingConfig",
+    "MixingConfig",
+    "PackingConfig",
+    "ServeConfig",
+    "SourceConfig",
+    "TokenizerConfig",
+    "load_config",
+]
 
 ENDLESS = "endless"
 
@@ -67,7 +76,7 @@ class SourceConfig(Section):
     """One source of samples."""
 
     shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of ids, relative to the others'
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of the mixture, relative to the others'
     epochs: Annotated[int | str, PlainValidator(_epochs)] = 1
     format: SampleFormat = SampleFormat.AUTO
     chat_template: str | None = None  # a jinja file; left out: ChatML
@@ -75,6 +84,13 @@ class SourceConfig(Section):
     shuffle: bool = True
     open_shards: int = Field(default=4, ge=1, le=1024)  # read in turn, a sample of each
     skip_budget: int = Field(default=0, ge=0)  # samples whose content may be unusable
+
+
+class MixingConfig(Section):
+    """How sources are mixed by their weights."""
+
+    by: MixBy = MixBy.TOKENS
+    on_end: OnEnd = OnEnd.GO_ON  # when one of several sources has given all its epochs
 
 
 class LoadingConfig(Section):
@@ -90,6 +106,7 @@ class PackingConfig(Section):
     algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
     lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
     tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
+    window: int = Field(default=1, ge=1, le=64)  # steps whose packs are dealt together, to even their cost
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
 
 
@@ -125,6 +142,7 @@ class ServeConfig(Section):
     layout_section: LayoutSection = Field(default_factory=LayoutSection, alias="layout")  # type: ignore[valid-type]
     contract_section: ContractSection = Field(default_factory=ContractSection, alias="contract")  # type: ignore[valid-type]
     sources: dict[str, SourceConfig] = Field(min_length=1)
+    mixing: MixingConfig = MixingConfig()
     loading: LoadingConfig = LoadingConfig()
     packing: PackingConfig = PackingConfig()
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them

@@ -5,16 +5,35 @@ function of the plan and of how many ids each drawn sample has; padding and the 
 
 Within a source: each epoch permutes the shards; ``open_shards`` of them are open at once and give one
 sample each in turn; a shard that ends is replaced in its place by the next one of the permutation.
-Between sources: the next sample comes from the live source that is furthest below its weight in ids.
+
+Between sources, sizes are ids or samples (``MixBy``). Imagine a fluid that takes from every source i at its
+share s of all that is drawn: it takes a sample of size l that follows d sizes of its source while the total
+grows from d/s, the *start*, to (d+l)/s, the *finish*. The next sample is the one of earliest finish among
+those whose start is not ahead of the total, ties by number (WF²Q, Bennett and Zhang 1996). There is always
+one, as the starts' mean by share is the total.
+
+*Bound.* After every draw each source is within one sample L, the longest, of its share of what was drawn.
+
+* Above: when drawn, d <= s·total. So afterwards the source leads by at most l - s·l <= L.
+* A sample ends at most L behind its finish f. Let T be the total when last a sample of a later finish was
+  drawn. All drawn since then and up to ours finish by f in the fluid, and start there after T: else one of
+  them had been chosen at T. The fluid takes them between T and f, so they amount to f - T at most, and ours
+  ends by T + L + (f - T) at the latest; without such a T, by f itself.
+* Below: a source lags most just before it is drawn (or would be), at a total t. As t + l <= f + L, it lags
+  by s·t - d <= s·(f + L - l) - d = l + s·(L - l) <= L.
+
+When a source ends, the others begin anew from equal standing: what they led or lagged by is forgotten, so
+nobody catches up in a burst, and the bound holds from there on for the shares of those that are left.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -22,10 +41,42 @@ from typing import NamedTuple, Self
 from packhorse.errors import ProtocolError
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["BlockFacts", "OpenShard", "Order", "SourceOrder", "SourcePlan", "integer_weights"]
+__all__ = [
+    "BlockFacts",
+    "MixBy",
+    "Mixing",
+    "OnEnd",
+    "OpenShard",
+    "Order",
+    "SourceOrder",
+    "SourcePlan",
+    "integer_weights",
+]
 
-SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, ids drawn, faults
+SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, drawn, faults
 SHARD_FORMAT = struct.Struct("<IQQI")  # shard, block offset, first sample, index in the block
+
+
+class MixBy(StrEnum):
+    """What a source's weight is a share of."""
+
+    TOKENS = "tokens"  # ids of its samples, as stored
+    SAMPLES = "samples"
+
+
+class OnEnd(StrEnum):
+    """What happens when one of several sources has given all its epochs."""
+
+    GO_ON = "go_on"  # with the rest, at their weights
+    STOP = "stop"  # the stream ends
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How sources are mixed."""
+
+    by: MixBy = MixBy.TOKENS
+    on_end: OnEnd = OnEnd.GO_ON
 
 
 class BlockFacts(NamedTuple):
@@ -74,7 +125,7 @@ class SourceOrder:
     opened: int = 0  # shards of this epoch's permutation that were opened so far
     turn: int = 0  # which open shard gives the next sample
     open: list[OpenShard] = field(default_factory=list)
-    drawn_ids: int = 0
+    drawn: int = 0  # ids or samples, since a source last ended
     faults: int = 0
 
     @classmethod
@@ -98,9 +149,8 @@ class SourceOrder:
             return _shard_order(self.plan, self.epoch)[self.opened]
         return _shard_order(self.plan, self.epoch + 1)[0] if self._repeats() else None
 
-    def advance(self, ids: int, facts: BlockFacts, *, faulty: bool) -> None:
+    def advance(self, facts: BlockFacts, *, faulty: bool) -> None:
         """The current sample was drawn: move to the next."""
-        self.drawn_ids += ids
         self.faults += faulty
         shard = self.open[self.turn]
         shard.index += 1
@@ -137,7 +187,7 @@ class SourceOrder:
         return replace(self, open=[copy(shard) for shard in self.open])
 
     def encode(self) -> bytes:
-        head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn_ids, self.faults)
+        head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
         return head + b"".join(SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index) for s in self.open)
 
     @classmethod
@@ -166,7 +216,7 @@ class SourceOrder:
             len(distinct) == len(self.open) <= at_once
             and distinct <= been_opened
             and (len(self.open) == at_once or all_opened)
-            and (bool(self.open) or not self._repeats())
+            and (bool(self.open) or (self.drawn == 0 and not self._repeats()))
             and self.turn < max(len(self.open), 1)
             and all((shard.offset == 0) == (shard.first_sample == 0) for shard in self.open)
         )
@@ -182,21 +232,65 @@ def integer_weights(weights: Iterable[float]) -> list[int]:
     return [int(f * scale) for f in fractions]
 
 
+SIZES: dict[MixBy, Callable[[int], int]] = {MixBy.TOKENS: lambda ids: ids, MixBy.SAMPLES: lambda ids: 1}
+
+
 class Order:
-    """The order of the whole mixture: one place a source, compared in integers."""
+    """The order of the whole mixture: one place a source, compared in integers. ``advance`` moves it."""
 
-    def __init__(self, sources: list[SourceOrder]) -> None:
+    def __init__(self, sources: list[SourceOrder], mixing: Mixing) -> None:
         self.sources = sources
-        common = math.lcm(*(source.plan.weight for source in sources))
-        self._scale = [common // source.plan.weight for source in sources]
+        self.mixing = mixing
+        self._size = SIZES[mixing.by]
+        # Times of the fluid are sizes by weight, times ``common``.
+        self._common = math.lcm(*(source.plan.weight for source in sources))
+        self._scale = [self._common // source.plan.weight for source in sources]
+        self._count_live()
 
-    def choose(self) -> int | None:
-        """Number of the source that gives the next sample; ``None`` at the end of all of them."""
-        live = [number for number, source in enumerate(self.sources) if source.live]
-        return min(live, key=lambda number: self.sources[number].drawn_ids * self._scale[number], default=None)
+    def _count_live(self) -> None:
+        self._live = [number for number, source in enumerate(self.sources) if source.live]
+        if self.mixing.on_end is OnEnd.STOP and len(self._live) < len(self.sources):
+            self._live = []
+        self._weight = sum(self.sources[number].plan.weight for number in self._live)
+        self._drawn = sum(self.sources[number].drawn for number in self._live)
+        self._start = [source.drawn * scale for source, scale in zip(self.sources, self._scale, strict=True)]
+        self._finish: list[int | None] = [None] * len(self.sources)  # of the next sample, where it was needed
+
+    def choose(self, next_ids: Callable[[int], int]) -> int | None:
+        """Number of the source that gives the next sample; ``None`` at the end.
+
+        ``next_ids`` tells how many ids a source's next sample has; it is asked where that decides.
+        """
+        if len(self._live) < 2:
+            return self._live[0] if self._live else None
+        now = self._drawn * self._common // self._weight
+        chosen, earliest = None, 0
+        for number in self._live:
+            if self._start[number] > now:
+                continue
+            finish = self._finish[number]
+            if finish is None:
+                finish = self._start[number] + self._size(next_ids(number)) * self._scale[number]
+                self._finish[number] = finish
+            if chosen is None or finish < earliest:
+                chosen, earliest = number, finish
+        return chosen
+
+    def advance(self, number: int, ids: int, facts: BlockFacts, *, faulty: bool) -> None:
+        """The next sample of a source was drawn."""
+        source, size = self.sources[number], self._size(ids)
+        source.drawn += size
+        self._drawn += size
+        self._start[number] += size * self._scale[number]
+        self._finish[number] = None
+        source.advance(facts, faulty=faulty)
+        if not source.live:
+            for each in self.sources:
+                each.drawn = 0
+            self._count_live()
 
     def clone(self) -> Order:
-        return Order([source.clone() for source in self.sources])
+        return Order([source.clone() for source in self.sources], self.mixing)
 
     def encode(self) -> bytes:
         return b"".join(source.encode() for source in self.sources)

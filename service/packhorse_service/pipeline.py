@@ -6,7 +6,8 @@
              ``stream``           samples in that order, cut to length; remembers what is not packed yet
 4. packing   ``assembling``       samples to micro-batches, by packing mode
              ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
-5. planning  ``planning``         a step's micro-batches to (data-parallel rank, index), balanced by cost
+5. planning  ``windows``          the micro-batches of several steps to those steps, if asked for
+             ``planning``         a step's micro-batches to (data-parallel rank, index), balanced by cost
              ``row_building``     a micro-batch to the arrays of one physical row
 6. framing   ``framing``          a row to each rank's view of it, and the snapshot behind the step
 
@@ -17,6 +18,7 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,20 +30,22 @@ from packhorse.layout import ParallelLayout
 from packhorse.row import SampleKey
 from packhorse.rules import Case, Severity, check
 from packhorse.trainer import TrainerFacts
+from packhorse_service.accounting import SourceCounts
 from packhorse_service.assembling import Segment, assembler_for
 from packhorse_service.config import ENDLESS, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
-from packhorse_service.mixing import SourcePlan, integer_weights
+from packhorse_service.mixing import Mixing, SourcePlan, integer_weights
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
-from packhorse_service.row_building import build_rows, segment_slots, supervised_slots
+from packhorse_service.row_building import build_rows, slots_by_source, supervised_slots
 from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
 from packhorse_service.sources.shards import expand_shards
-from packhorse_service.stream import SampleStream, SourceCounts, SourceSetting
+from packhorse_service.stream import SampleStream, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
+from packhorse_service.windows import WindowPlan, Windows, window_plan
 
 __all__ = ["Pipeline", "PlannedStep", "StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
 
@@ -56,9 +60,11 @@ class StreamPlan:
     layout: ParallelLayout
     contract: ResolvedContract
     sources: tuple[SourceSetting, ...]
+    mixing: Mixing
     decoding: Mapping[str, DecodingSpec]
     packing: PackingPlan
     cost: CostModel
+    window: WindowPlan
     identity: StreamIdentity
     warnings: tuple[str, ...]
     with_keys: bool
@@ -109,9 +115,11 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         layout=layout,
         contract=contract,
         sources=settings,
+        mixing=Mixing(config.mixing.by, config.mixing.on_end),
         decoding=decoding,
         packing=packing,
         cost=cost,
+        window=window_plan(config.packing.window, contract, packing, cost, config.seed),
         identity=_identity(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         warnings=(*map(str, broken), *_slow_shards(settings)),
         with_keys=config.keys,
@@ -192,9 +200,12 @@ def _identity(
         "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
         "rendering": [[d.name, d.format, d.chat_template, d.date, d.block_bytes] for d in decoding.values()],
-        "mixing": [[asdict(s.plan), s.over_length, s.skip_budget] for s in settings],
+        "mixing": [[[asdict(s.plan), s.over_length, s.skip_budget] for s in settings], config.mixing.model_dump()],
     }
-    rows = {"packing": [asdict(packing), asdict(contract), config.keys], "layout": [asdict(layout), cost.linear]}
+    rows = {
+        "packing": [asdict(packing), asdict(contract), config.keys, config.packing.window],
+        "layout": [asdict(layout), cost.linear],
+    }
     return StreamIdentity.of(order, rows)
 
 
@@ -252,9 +263,12 @@ class Pipeline:
 
     def __init__(self, plan: StreamPlan, engine: Engine) -> None:
         self.plan = plan
-        self.step = 0  # the next to make
         self._cut_length = _cut_length(plan)
-        self._stream = SampleStream(plan.sources, BlockStore(engine), self._cut_length or None)
+        joined = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
+        blocks, cut = BlockStore(engine), self._cut_length or None
+        self._stream = SampleStream(plan.sources, blocks, cut, plan.mixing, joined=joined)
+        self._windows = Windows(plan.window, self._next_micro_batch, self._snapshot)
+        self.step = 0  # the next to make
         self._fresh()
 
     def _fresh(self) -> None:
@@ -263,7 +277,7 @@ class Pipeline:
 
     @property
     def counts(self) -> Mapping[str, SourceCounts]:
-        """What each source gave so far."""
+        """What became of all that each source gave."""
         return self._stream.counts
 
     def next_step(self) -> FramedStep | None:
@@ -273,16 +287,17 @@ class Pipeline:
 
     def next_plan(self) -> PlannedStep | None:
         """Which samples the next step's micro-batches hold and who gets them, without building their rows."""
-        contract = self.plan.contract
-        size = contract.global_batch_size // contract.micro_batch_size
-        assembled = [micro_batch for _ in range(size) if (micro_batch := self._next_micro_batch())]
-        if not assembled or (len(assembled) < size and contract.remainder is Remainder.DROP):
+        dealt, size = self._windows.next(), self.plan.window.packs
+        if dealt is None:
             return None
-        costs = [self.plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in assembled]
-        supervised = [sum(map(supervised_slots, segments)) for segments in assembled]
-        missing = size - len(assembled)
-        ranks = plan_step(costs + costs[-1:] * missing, self.plan.layout.data, supervised + [0] * missing)
-        planned = PlannedStep(self.step, assembled, costs, supervised, ranks, self._snapshot(self.step + 1))
+        missing = size - len(dealt.micro_batches)
+        if missing and self.plan.contract.remainder is Remainder.DROP:
+            self._leave_over(dealt.micro_batches)
+            return None
+        supervised = [sum(map(supervised_slots, segments)) for segments in dealt.micro_batches]
+        costs = [*dealt.costs, *dealt.costs[-1:] * missing]
+        ranks = plan_step(costs, self.plan.layout.data, supervised + [0] * missing)
+        planned = PlannedStep(self.step, dealt.micro_batches, dealt.costs, supervised, ranks, dealt.snapshot)
         self.step += 1
         return planned
 
@@ -309,7 +324,18 @@ class Pipeline:
         if assembled is None:
             return ()
         self._stream.settle(assembled.done)
+        for source, slots in slots_by_source(assembled.segments).items():
+            self._counts_of(source).packed += slots
         return assembled.segments
+
+    def _counts_of(self, source: int) -> SourceCounts:
+        return self._stream.counts[self.plan.sources[source].plan.name]
+
+    def _leave_over(self, micro_batches: Sequence[Sequence[Segment]]) -> None:
+        """An incomplete last step is not made: what it was packed with is lost."""
+        for source, slots in sum(map(slots_by_source, micro_batches), Counter[int]()).items():
+            self._counts_of(source).packed -= slots
+            self._counts_of(source).left_over += slots
 
     def _keys(self, segments: Sequence[Segment]) -> tuple[SampleKey, ...]:
         if not self.plan.with_keys:
@@ -328,6 +354,7 @@ class Pipeline:
         """
         if snapshot is None:
             self._fresh()
+            self._windows.begin(0)
             self.step = 0
             self._stream.restart()
             return
@@ -337,6 +364,10 @@ class Pipeline:
                 f"snapshot: its samples were cut at seq_length={decoded.cut_length}, this stream cuts at "
                 f"{self._cut_length}; resume with the seq_length of the checkpoint"
             )
+        self._windows.begin(decoded.step, decoded.mark)
         self._fresh()
-        self.step = decoded.step
-        self._assembler.resume(self._stream.resume(decoded.place), decoded.consumed)
+        self.step = decoded.step + decoded.mark.skip
+        pending = self._stream.resume(decoded.place)
+        self._assembler.resume(pending, decoded.consumed)
+        if pending:
+            self._counts_of(pending[0].source).packed += decoded.consumed

@@ -27,9 +27,11 @@ STRATA = 4  # runs of each step; rows are as even as they can be where a rank ha
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Relative cost of a segment of n slots: ``linear``·n + n², from 12·h² and 2·h·n FLOPs a token and layer.
+    """Relative cost of a segment of n slots: ``linear``·n + n², where ``linear`` is 6·h of a hidden size h.
 
-    ``linear`` = 6·h; the default is that of a hidden size of 4,096.
+    A layer multiplies each token with 12·h² weights, and with 2·h·n numbers of its segment's other tokens
+    (scores and their weighted sum): 12·h²·n + 2·h·n², which is 2·h times the cost. Only the ratio matters. The
+    default is a hidden size of 4,096; models with wider MLPs, experts or grouped heads differ a little.
     """
 
     linear: int = 6 * 4096

@@ -12,6 +12,7 @@ Shapes: E = entries of the offset arrays of all rows, one row after the other; N
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -26,7 +27,7 @@ from packhorse_service.assembling import Segment
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.stream import Piece
 
-__all__ = ["build_row", "build_rows", "segment_slots", "supervised_slots"]
+__all__ = ["build_row", "build_rows", "segment_slots", "slots_by_source", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int32]
@@ -69,6 +70,16 @@ def build_rows(
 def segment_slots(segment: Segment) -> int:
     """Logical slots of a segment: of a piece, or of a run of pieces, joined."""
     return segment[0].slots if len(segment) == 1 else sum(piece.end - piece.begin for piece in segment) - 1
+
+
+def slots_by_source(segments: Sequence[Segment]) -> Counter[int]:
+    """Logical slots of a micro-batch, by the source that gave each slot's input."""
+    slots = Counter[int]()
+    for segment in segments:
+        for piece in segment:
+            slots[piece.source] += piece.end - piece.begin
+        slots[segment[-1].source] -= segment[0].block.labels is None  # its last id is a target only
+    return slots
 
 
 def supervised_slots(segment: Segment) -> int:

@@ -25,6 +25,7 @@ import zmq
 
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
 from packhorse.wire import ErrorCode, ServerError, decode, encode
+from packhorse_service.accounting import describe_counts
 from packhorse_service.attempt import Phase
 from packhorse_service.framing import FramedStep
 from packhorse_service.notices import describe
@@ -127,6 +128,7 @@ class Server:
         )
         self._end_grace_s = end_grace_s
         self._bell, self._ear = socket.socketpair()
+        self._pipeline = pipeline
         self._producer = Producer(pipeline, self._bell)
         self._stopping: str | None = None
         self._failed_s = 0.0
@@ -199,6 +201,8 @@ class Server:
             return self._loop()
         finally:
             self._close()
+            for line in describe_counts(self._pipeline.counts):
+                log.info("%s", line)
 
     def _loop(self) -> bool:
         poller = zmq.Poller()

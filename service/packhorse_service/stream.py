@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packhorse.errors import ProtocolError, SourceError
+from packhorse_service.accounting import SourceCounts
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
+from packhorse_service.mixing import BlockFacts, Mixing, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["OverLength", "Piece", "SampleStream", "SourceCounts", "SourceSetting", "StreamPlace"]
+__all__ = ["OverLength", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
@@ -50,21 +51,6 @@ class Piece(NamedTuple):
     begin: int
     end: int
     slots: int
-
-
-@dataclass(slots=True)
-class SourceCounts:
-    """What one source gave since this server started, what was drawn again for a resume included.
-
-    ``tokens`` are ids; ``lost_tokens`` are targets.
-    """
-
-    samples: int = 0
-    tokens: int = 0
-    over_length: int = 0
-    lost_samples: int = 0
-    lost_tokens: int = 0
-    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +95,35 @@ class _Reading:
 class SampleStream:
     """Draws pieces of at most ``seq_length`` slots, in order; remembers what is not packed yet.
 
-    ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into.
+    ``seq_length`` is ``None`` where documents are cut later, to the rows they fall into. Where documents are
+    ``joined`` to one run, the next one's first id is the target of the last, so every id has a slot.
     """
 
-    def __init__(self, settings: Sequence[SourceSetting], blocks: BlockStore, seq_length: int | None) -> None:
+    def __init__(
+        self,
+        settings: Sequence[SourceSetting],
+        blocks: BlockStore,
+        seq_length: int | None,
+        mixing: Mixing,
+        *,
+        joined: bool = False,
+    ) -> None:
         self._settings = settings
+        self._mixing = mixing
         self._blocks = blocks
         self._seq_length = sys.maxsize if seq_length is None else seq_length
-        self.counts = {setting.plan.name: SourceCounts() for setting in settings}
+        self._joined = joined
         self.restart()
 
     def first_order(self) -> Order:
-        return Order([SourceOrder.at_start(setting.plan) for setting in self._settings])
+        return Order([SourceOrder.at_start(setting.plan) for setting in self._settings], self._mixing)
 
     def restart(self) -> None:
         """Go to the beginning."""
         self._begin(self.first_order())
 
     def _begin(self, order: Order) -> None:
+        self.counts = {setting.plan.name: SourceCounts() for setting in self._settings}
         self._tail = order
         self._head = order.clone()
         self._log: deque[_Drawn] = deque()  # draws since the tail
@@ -145,19 +142,19 @@ class SampleStream:
 
         Raises ``SourceError`` where the data cannot be used.
         """
-        source = self._head.choose()
+        source = self._head.choose(self._next_ids)
         if source is None:
             return None
-        place = self._head.sources[source]
-        shard, index = place.current.shard, place.current.index
-        reading = self._block_of(source)
+        at = self._head.sources[source].current
+        shard, index = at.shard, at.index
+        reading = self._block_at(source, at)
         sample = reading.order[index]
         begin, end = reading.ends[sample], reading.ends[sample + 1]
         fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin)
         pieces = [] if fault else self._cut(source, shard, reading.block, sample, begin, end)
-        place.advance(end - begin, reading.facts, faulty=fault is not None)
+        self._head.advance(source, end - begin, reading.facts, faulty=fault is not None)
         if fault is not None:
-            self._skip(source, fault, place.faults)
+            self._skip(source, reading, fault, end - begin)
         if index + 1 == reading.facts.samples:
             self._leave(source, shard, reading)
         self._log.append(_Drawn(source, end - begin, reading.facts, fault is not None, len(pieces)))
@@ -165,9 +162,12 @@ class SampleStream:
         self._settle_front()
         return pieces
 
-    def _block_of(self, source: int) -> _Reading:
-        """The block that the source's next sample is in."""
-        return self._block_at(source, self._head.sources[source].current)
+    def _next_ids(self, source: int) -> int:
+        """Ids of the source's next sample."""
+        at = self._head.sources[source].current
+        reading = self._block_at(source, at)
+        sample = reading.order[at.index]
+        return reading.ends[sample + 1] - reading.ends[sample]
 
     def _block_at(self, source: int, at: OpenShard) -> _Reading:
         """The block that an open shard stands in, loading the one behind it meanwhile."""
@@ -214,9 +214,17 @@ class SampleStream:
         if reading.facts.next_offset is None:
             del self._keys[source, shard]
 
-    def _skip(self, source: int, fault: Fault, faults: int) -> None:
-        setting = self._settings[source]
-        self.counts[setting.plan.name].faults += 1
+    def _skip(self, source: int, reading: _Reading, fault: Fault, ids: int) -> None:
+        setting, faults = self._settings[source], self._head.sources[source].faults
+        counts = self.counts[setting.plan.name]
+        counts.samples += 1
+        counts.faults += 1
+        if ids:  # sound, but over length
+            slots = ids - self._overlap(reading.block)
+            counts.over_length += 1
+            counts.tokens += ids
+            counts.targets += slots
+            counts.lost_tokens += slots
         if faults > setting.skip_budget:
             budget = f"skip_budget of {setting.skip_budget} is used up" if setting.skip_budget else "skip_budget is 0"
             raise SourceError(f"{fault} (source {setting.plan.name!r}: {budget})")
@@ -227,7 +235,8 @@ class SampleStream:
         counts = self.counts[self._settings[source].plan.name]
         counts.samples += 1
         counts.tokens += end - begin
-        overlap = _overlap(block)
+        overlap = self._overlap(block)
+        counts.targets += end - begin - overlap
         ranges = [(begin, end)]
         if end - begin - overlap > self._seq_length:
             ranges = CUTS[self._settings[source].over_length](begin, end, self._seq_length, overlap)
@@ -239,8 +248,12 @@ class SampleStream:
             Piece(first + i, source, shard, block, sample, a, b, b - a - overlap) for i, (a, b) in enumerate(ranges)
         ]
 
+    def _overlap(self, block: TokenBlock) -> int:
+        """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
+        return 1 if block.labels is None and not self._joined else 0
+
     def _too_long(self, source: int, reading: _Reading, sample: int, ids: int) -> Fault | None:
-        setting, slots = self._settings[source], ids - _overlap(reading.block)
+        setting, slots = self._settings[source], ids - self._overlap(reading.block)
         if slots <= self._seq_length or setting.over_length is not OverLength.ERROR:
             return None
         place = f"shard {reading.request.shard.name!r}, sample {reading.block.keys[sample]!r}"
@@ -266,7 +279,7 @@ class SampleStream:
             drawn = self._log[0]
             if 0 in self._packed[done : done + drawn.pieces]:
                 break
-            self._tail.sources[drawn.source].advance(drawn.ids, drawn.facts, faulty=drawn.faulty)
+            self._tail.advance(drawn.source, drawn.ids, drawn.facts, faulty=drawn.faulty)
             self._log.popleft()
             done += drawn.pieces
         del self._packed[:done]
@@ -288,6 +301,8 @@ class SampleStream:
             raise ProtocolError("snapshot: the samples drawn since it are not those of our data; the shards differ")
         packed = place.packed.tolist()
         self.settle(piece.number for piece in pieces if packed[piece.number])
+        for piece in pieces:
+            self.counts[self._settings[piece.source].plan.name].packed += piece.slots * packed[piece.number]
         return [piece for piece in pieces if not packed[piece.number]]
 
     def _check_offsets(self, order: Order) -> None:
@@ -309,11 +324,6 @@ class SampleStream:
         while len(pieces) < count and (drawn := self.draw()) is not None:
             pieces += drawn
         return pieces
-
-
-def _overlap(block: TokenBlock) -> int:
-    """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
-    return 1 if block.labels is None else 0
 
 
 def _split(begin: int, end: int, slots: int, overlap: int) -> list[tuple[int, int]]:

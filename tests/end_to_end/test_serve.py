@@ -105,6 +105,22 @@ def test_step_counts_are_the_sums_over_all_data_parallel_ranks(token_shards: Pat
         assert mb.step_tokens == tokens[mb.step]
 
 
+def test_what_became_of_every_target_is_logged_at_the_end(token_shards: Path) -> None:
+    config = write_config(
+        token_shards,
+        contract={**CONTRACT, "seq_length": 64},
+        packing={"window": 2},
+        sources={"a": {"shards": "a-*.tar", "over_length": "truncate_right"}},
+    )
+    with running_server(config) as server:
+        micro_batches = read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
+        assert server.process.wait(10) == 0
+    delivered, stored = targets_delivered(micro_batches).total(), targets_on_disk(token_shards).total()
+    (line,) = [line for line in config.with_name("server.log").read_text().splitlines() if "source 'a'" in line]
+    assert f"of {stored} targets {delivered} packed, {stored - delivered} lost, 0 left over, 0 pending;" in line
+    assert stored > delivered
+
+
 def test_two_runs_deliver_identical_bytes_whatever_the_number_of_workers(token_shards: Path) -> None:
     runs = []
     for workers in (1, 3):

@@ -153,10 +153,11 @@ def test_all_ranks_resume_from_one_copy(token_shards: Path) -> None:
         assert resumed == digests[3 * STEP // 2 :]
 
 
-def test_a_boundary_resumes_on_another_data_parallel_size(token_shards: Path) -> None:
+@pytest.mark.parametrize("packing", [{}, {"window": 3}], ids=["a step alone", "inside a window"])
+def test_a_boundary_resumes_on_another_data_parallel_size(token_shards: Path, packing: dict[str, int]) -> None:
     """The same packs, dealt to other ranks; inside a step that is refused."""
     layout = ParallelLayout(data=2)
-    with running_server(config_of(token_shards)) as server, reading(server.endpoint) as feed:
+    with running_server(config_of(token_shards, packing=packing)) as server, reading(server.endpoint) as feed:
         take(feed, 5 * STEP)
         boundary = feed.state_dict()
         rest = sorted(mb.tokens.tobytes() for mb in feed if not mb.filler)
@@ -167,7 +168,7 @@ def test_a_boundary_resumes_on_another_data_parallel_size(token_shards: Path) ->
             feed.load_state_dict(state)
             return list(feed)
 
-    config = config_of(token_shards, layout={"data": 2})
+    config = config_of(token_shards, layout={"data": 2}, packing=packing)
     with running_server(config) as server, ThreadPoolExecutor(2) as pool:
         found = [mb for mbs in pool.map(run, [server.endpoint] * 2, range(2), [boundary] * 2) for mb in mbs]
     assert sorted(mb.tokens.tobytes() for mb in found if not mb.filler) == rest
@@ -176,6 +177,18 @@ def test_a_boundary_resumes_on_another_data_parallel_size(token_shards: Path) ->
         for future in futures:
             with pytest.raises(ContractError, match=r"inside a step, at \(5, 1\).*boundary"):
                 future.result()
+
+
+def test_inside_a_window_another_window_is_refused_with_the_steps_where_windows_meet(token_shards: Path) -> None:
+    with running_server(config_of(token_shards, packing={"window": 3})) as server, reading(server.endpoint) as feed:
+        take(feed, 5 * STEP)
+        inside, beginning = feed.state_dict(), feed.state_dict(step=4)
+    with running_server(config_of(token_shards, packing={"window": 2})) as server:
+        for state in (inside, beginning):
+            with reading(server.endpoint) as feed:
+                feed.load_state_dict(state)
+                with pytest.raises(ServerFailed, match="step 3 or 6, where windows meet"):
+                    next(feed)
 
 
 # As saved before step 5; only its form matters.

@@ -23,7 +23,7 @@ from packhorse_service.config import ServeConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
-from packhorse_service.mixing import SourcePlan
+from packhorse_service.mixing import Mixing, SourcePlan
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
 from packhorse_service.stream import OverLength, SampleStream, SourceSetting
 
@@ -117,8 +117,11 @@ class MemoryCorpus:
             raise SourceError(f"shard {request.shard.name!r}: there is no block at {request.offset}")
         return self._blocks[request]
 
-    def stream(self, seq_length: int = 64, engine: Engine | None = None) -> SampleStream:
-        return SampleStream(self.settings, BlockStore(engine or InlineEngine(self.load)), seq_length)
+    def stream(
+        self, seq_length: int | None = 64, engine: Engine | None = None, mixing: Mixing | None = None
+    ) -> SampleStream:
+        blocks = BlockStore(engine or InlineEngine(self.load))
+        return SampleStream(self.settings, blocks, seq_length, mixing or Mixing())
 
 
 # On disk ---------------------------------------------------------------------------------------------

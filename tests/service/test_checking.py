@@ -96,6 +96,18 @@ def test_derived_shows_what_follows_from_the_layout(tmp_path: Path) -> None:
     assert {"rule": "MTP", "missing": ["mtp_num_layers"]} in derived["not_checked"]
 
 
+def test_a_window_holds_the_packs_of_its_other_steps_as_they_were_loaded(tmp_path: Path) -> None:
+    held = [report(feed(tmp_path, packing={"window": window}))["derived"]["held_bytes"] for window in (1, 2, 4)]
+    step_slots = 16 * 4096
+    assert held == [3 * step_slots * 2.125 + step_slots * 5 * more for more in (0, 1, 3)]
+
+
+def test_a_window_where_all_rows_cost_the_same_is_refused(tmp_path: Path) -> None:
+    done = check(feed(tmp_path, {"packing": "none"}, packing={"window": 2}))
+    assert done.exit_code != 0
+    assert "packing.window=2" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "partition", "expected"),
     [(32_000, "whole", 2.125), (100_000, "whole", 4.125), (100_000, "zigzag", 8.125)],

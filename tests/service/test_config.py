@@ -112,7 +112,7 @@ def test_an_unknown_field_of_a_source_is_refused_whatever_the_name_of_the_source
 
 def test_an_unknown_field_like_no_other_is_refused_with_all_that_are_known(tmp_path: Path) -> None:
     (line,) = refusal(tmp_path, LEAST + "packing: {zzz: 1}")
-    assert line == "packing.zzz: unknown field; known here: algorithm, lookahead, tail_slots, hidden_size"
+    assert line == "packing.zzz: unknown field; known here: algorithm, lookahead, tail_slots, window, hidden_size"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_each_slice_is_the_slots_of_its_rank(partition: Partition) -> None:
             slots = local_slots(partition, row.cu_seqlens_padded, 2, cut)
             assert batch.tokens.tolist() == row.tokens[slots].tolist()
             assert batch.loss_mask.tolist() == row.loss_mask[slots].tolist()
+            assert batch.local_loss_tokens == int(row.loss_mask[slots].sum())
             assert batch.labels.tolist() == np.where(row.geometry.real, row.targets().astype(int), -100)[slots].tolist()
             assert batch.cu_seqlens.tolist() == row.cu_seqlens.tolist()
             assert view.body.slots == 16
@@ -90,15 +91,23 @@ def test_readers_of_one_coordinate_share_one_view(partition: Partition) -> None:
     assert {view_of(at, contract, LAYOUT) for at in readers} == set(step.views)
 
 
+@pytest.mark.parametrize("partition", Partition)
 @pytest.mark.parametrize("filler", [False, True])
-def test_totals_are_of_the_whole_step_without_fillers(filler: bool) -> None:
-    step, rows, _ = framed(Partition.ZIGZAG, filler=filler)
+def test_totals_are_of_whole_rows_over_all_ranks_and_local_ones_of_the_slice(
+    filler: bool, partition: Partition
+) -> None:
+    """A filler's slots are not counted again, and it trains on none."""
+    step, rows, _ = framed(partition, filler=filler)
     real = [row for of_rank in rows for row in of_rank if not row.filler]
     assert len(real) == (3 if filler else 4)
+    supervised = sum(int(row.loss_mask.sum()) for row in real)
     for views in step.views.values():
         for view in views:
             assert view.body.step_tokens == sum(row.num_tokens for row in real)
-            assert view.body.step_loss_tokens == sum(int(row.loss_mask.sum()) for row in real)
+            assert view.body.step_loss_tokens == supervised
+            assert not view.body.filler or view.body.num_loss_tokens == view.body.local_loss_tokens == 0
+    # Every slice counts its own supervised slots; those of all slices are the step's.
+    assert sum(view.body.local_loss_tokens for views in step.views.values() for view in views) == supervised
 
 
 def test_a_header_says_what_is_in_its_row() -> None:

@@ -31,6 +31,8 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "skip_budget": ({"sources": {"docs": {"skip_budget": 1}}}, ["mixing"]),
     "format": ({"sources": {"docs": {"format": "tokens"}}}, ["rendering"]),
     "chat_template": ({"sources": {"docs": {"chat_template": "chat.jinja"}}}, ["rendering"]),
+    "mixing by samples": ({"mixing": {"by": "samples"}}, ["mixing"]),
+    "stopping with the first source": ({"mixing": {"on_end": "stop"}}, ["mixing"]),
     "fewer shards": ({"sources": {"docs": {"shards": "docs/part-000.tar"}}}, ["manifest", "mixing"]),
     "another order of shards": (
         {"sources": {"docs": {"shards": ["docs/part-001.tar", "docs/part-000.tar"]}}},
@@ -50,6 +52,7 @@ ROW_CHANGES: dict[str, dict[str, Any]] = {
     "pad_id": {"contract": {"pad_id": 1}},
     "lookahead": {"packing": {"lookahead": 9}},
     "max_segments": {"contract": {"max_segments": 3}},
+    "window": {"packing": {"window": 2}},
     "hidden_size": {"packing": {"hidden_size": 64}},
     "data parallel": {"layout": {"data": 2}},
     "keys": {"keys": True},

@@ -1,4 +1,4 @@
-"""The order of samples: by weight in ids, each sample once an epoch, and the same after every restart."""
+"""The order of samples: by weight, each sample once an epoch, and the same after every restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ProtocolError
-from packhorse_service.mixing import BlockFacts, Order, SourceOrder, SourcePlan, integer_weights
+from packhorse_service.mixing import BlockFacts, MixBy, Mixing, OnEnd, Order, SourceOrder, SourcePlan, integer_weights
 from tests.service.corpus import mutated
 
 STRIDE = 100  # bytes of a block
@@ -53,31 +53,33 @@ def plan_for(
     )
 
 
-def start(plans: Sequence[SourcePlan]) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in plans])
+def start(plans: Sequence[SourcePlan], by: MixBy = MixBy.TOKENS, on_end: OnEnd = OnEnd.GO_ON) -> Order:
+    return Order([SourceOrder.at_start(plan) for plan in plans], Mixing(by, on_end))
 
 
 def walk(order: Order, data: Sequence[Data]) -> Iterator[Draw]:
-    """Draw samples until all sources have ended."""
-    while (source := order.choose()) is not None:
-        place = order.sources[source]
-        at, epoch = place.current, place.epoch
-        blocks = data[source][at.shard]
-        number = at.offset // STRIDE
-        ids = blocks[number][at.index]
+    """Draw samples until the end of the mixture."""
+
+    def next_ids(source: int) -> int:
+        at = order.sources[source].current
+        return data[source][at.shard][at.offset // STRIDE][at.index]
+
+    while (source := order.choose(next_ids)) is not None:
+        at, epoch, ids = order.sources[source].current, order.sources[source].epoch, next_ids(source)
+        blocks, number = data[source][at.shard], at.offset // STRIDE
         facts = BlockFacts(len(blocks[number]), None if number + 1 == len(blocks) else (number + 1) * STRIDE)
         draw = Draw(source, epoch, at.shard, at.first_sample + at.index, ids)
-        place.advance(ids, facts, faulty=False)
+        order.advance(source, ids, facts, faulty=False)
         yield draw
 
 
-def decode_order(encoded: bytes, plans: Sequence[SourcePlan]) -> Order:
+def decode_order(encoded: bytes, plans: Sequence[SourcePlan], mixing: Mixing) -> Order:
     rest, places = memoryview(encoded), []
     for plan in plans:
         place, rest = SourceOrder.decode(plan, rest)
         places.append(place)
     assert not rest
-    return Order(places)
+    return Order(places, mixing)
 
 
 def all_samples(data: Data) -> Counter[tuple[int, int]]:
@@ -117,46 +119,6 @@ def test_integers_have_the_ratio_of_the_weights(weights: list[float]) -> None:
     integers = integer_weights(weights)
     exact = [Fraction(str(weight)) for weight in weights]
     assert [Fraction(a, integers[0]) for a in integers] == [b / exact[0] for b in exact]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    weights=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    longest=st.integers(2, 2000),
-    seed=st.integers(0, 2**32),
-)
-def test_each_source_keeps_its_share_of_ids_at_every_prefix(weights: list[int], longest: int, seed: int) -> None:
-    """Never more than one sample above its weight; below, never more than its share of the others' one each.
-
-    Of two sources, neither is ever more than one sample off.
-    """
-    lengths = random.Random(seed)
-    data = [[[[lengths.randint(2, longest) for _ in range(5)] for _ in range(2)] for _ in range(2)] for _ in weights]
-    plans = [
-        plan_for(of_source, name=str(i), weight=weight, epochs=None)
-        for i, (of_source, weight) in enumerate(zip(data, weights, strict=True))
-    ]
-    drawn, total = [0] * len(weights), 0
-    for draw in islice(walk(start(plans), data), 200):
-        drawn[draw.source] += draw.ids
-        total += draw.ids
-        for ids, weight in zip(drawn, weights, strict=True):
-            share = Fraction(weight, sum(weights))
-            assert -share * longest * (len(weights) - 1) <= ids - share * total <= longest
-
-
-def test_mixing_counts_ids_and_not_samples() -> None:
-    data: list[Data] = [[[[10] * 100]], [[[1000]]]]
-    plans = [plan_for(data[0], name="short", epochs=None), plan_for(data[1], name="long", epochs=None)]
-    drawn = Counter(draw.source for draw in islice(walk(start(plans), data), 1010))
-    assert drawn == {0: 1000, 1: 10}
-
-
-def test_a_source_that_ends_leaves_the_rest_going_on() -> None:
-    data: list[Data] = [[[[10, 10]]], [[[10] * 7]], [[[10]]]]
-    plans = [plan_for(of_source, name=str(i)) for i, of_source in enumerate(data)]
-    draws = list(walk(start(plans), data))
-    assert [draw.source for draw in draws] == [0, 1, 2, 0, 1, 1, 1, 1, 1, 1]
 
 
 # Epochs and shards -----------------------------------------------------------------------------------
@@ -254,17 +216,24 @@ def test_the_next_shard_is_the_one_that_opens_next() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.lists(SOURCES, min_size=1, max_size=3), open_shards=OPEN_SHARDS, weight=st.integers(1, 5))
-def test_an_order_goes_on_the_same_from_every_point(data: list[Data], open_shards: int, weight: int) -> None:
+@given(
+    data=st.lists(SOURCES, min_size=1, max_size=3),
+    open_shards=OPEN_SHARDS,
+    weight=st.integers(1, 5),
+    mixing=st.builds(Mixing, st.sampled_from(MixBy), st.sampled_from(OnEnd)),
+)
+def test_an_order_goes_on_the_same_from_every_point(
+    data: list[Data], open_shards: int, weight: int, mixing: Mixing
+) -> None:
     plans = [
         plan_for(of_source, name=str(i), weight=weight + i, epochs=2, open_shards=open_shards)
         for i, of_source in enumerate(data)
     ]
-    whole = list(walk(start(plans), data))
-    order = start(plans)
+    whole = list(walk(start(plans, mixing.by, mixing.on_end), data))
+    order = start(plans, mixing.by, mixing.on_end)
     for drawn in range(0, len(whole) + 1, 3):
         encoded = order.encode()
-        again = decode_order(encoded, plans)
+        again = decode_order(encoded, plans, mixing)
         assert again.encode() == encoded
         assert list(walk(again, data)) == whole[drawn:]
         list(islice(walk(order, data), 3))
@@ -281,11 +250,11 @@ def test_a_clone_goes_its_own_way() -> None:
 
 def test_faults_are_counted_and_saved() -> None:
     plan = plan_for([[[2, 2, 2]]])
-    place = SourceOrder.at_start(plan)
+    order = start([plan])
     for faulty in (True, False, True):
-        place.advance(5, BlockFacts(9, None), faulty=faulty)
-    again, _ = SourceOrder.decode(plan, memoryview(place.encode()))
-    assert (again.faults, again.drawn_ids) == (2, 15)
+        order.advance(0, 5, BlockFacts(9, None), faulty=faulty)
+    again, _ = SourceOrder.decode(plan, memoryview(order.encode()))
+    assert (again.faults, again.drawn) == (2, 15)
 
 
 def test_a_place_cut_short_is_refused() -> None:
@@ -338,6 +307,16 @@ def test_a_place_without_open_shards_before_the_end_of_its_epochs_is_refused() -
     place.open.clear()
     with pytest.raises(ProtocolError):
         SourceOrder.decode(plan, memoryview(place.encode()))
+
+
+def test_a_source_that_has_ended_with_a_share_drawn_is_refused() -> None:
+    """When a source ends, all begin anew."""
+    data: Data = [[[2, 3]]]
+    order = start([plan_for(data)])
+    assert list(walk(order, [data]))
+    order.sources[0].drawn = 1
+    with pytest.raises(ProtocolError):
+        SourceOrder.decode(order.sources[0].plan, memoryview(order.encode()))
 
 
 def decode_or_refuse(plan: SourcePlan, data: bytes) -> SourceOrder | None:

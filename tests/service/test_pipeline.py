@@ -178,14 +178,33 @@ def test_content_that_cannot_be_used_is_skipped_within_the_budget_and_shifts_not
 # The mixture -----------------------------------------------------------------------------------------
 
 
-def test_sources_are_mixed_by_weight_in_ids(corpus: Corpus) -> None:
-    plan = corpus.plan(of_each={"epochs": "endless"})
+@pytest.mark.parametrize(("by", "largest"), [("tokens", 65), ("samples", 1)])
+@pytest.mark.parametrize("window", [1, 2])
+def test_each_source_is_within_one_sample_of_its_weight_at_every_step_boundary(
+    corpus: Corpus, by: str, largest: int, window: int
+) -> None:
+    plan = corpus.plan(of_each={"epochs": "endless"}, mixing={"by": by}, packing={"window": window})
     pipeline = Pipeline(plan, inline_engine(plan))
     for steps in range(1, 30):
         pipeline.next_step()
-        tokens = {name: counts.tokens for name, counts in pipeline.counts.items()}
-        for name, weight in {"docs": 0.5, "chat": 0.3, "own": 0.2}.items():
-            assert abs(tokens[name] - weight * sum(tokens.values())) <= 2 * 65, steps
+        drawn = {name: getattr(counts, by) for name, counts in pipeline.counts.items()}
+        for name, share in {"docs": 5, "chat": 3, "own": 2}.items():
+            assert abs(10 * drawn[name] - share * sum(drawn.values())) <= 10 * largest, steps
+
+
+def test_the_first_source_that_ends_can_end_the_stream(corpus: Corpus) -> None:
+    """All that was drawn until then is delivered."""
+    sources = {
+        "docs": {"shards": "docs/part-000.tar"},
+        "chat": {"shards": "chat/part-*.tar", "epochs": "endless"},
+    }
+    plan = make_plan(corpus.base, sources, mixing={"on_end": "stop"})
+    pipeline = Pipeline(plan, inline_engine(plan))
+    found = delivered_pairs(steps_of(pipeline), plan)
+    assert {found[pair] for pair in stored_pairs(corpus.shards["docs"][:1])} == {1}
+    docs, chat = (pipeline.counts[name] for name in ("docs", "chat"))
+    assert found.total() == docs.targets + chat.targets
+    assert abs(docs.tokens - chat.tokens) <= 2 * 65, "both have had their equal shares"
 
 
 def test_a_source_that_ends_leaves_the_others_going_on(corpus: Corpus) -> None:

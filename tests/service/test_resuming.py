@@ -45,6 +45,9 @@ def resumable_plans(corpus: Corpus, base: Path) -> dict[str, StreamPlan]:
     }
     return {
         "three sources": corpus.plan(of_each={"epochs": 2}),
+        "by samples, to the first end": corpus.plan(
+            of_each={"epochs": 2}, mixing={"by": "samples", "on_end": "stop"}, packing={"window": 2}
+        ),
         "as stored, short lookahead": corpus.plan(of_each={"shuffle": False}, packing={"lookahead": 1}),
         "long lookahead": corpus.plan(packing={"lookahead": 64}),
         "two ranks": corpus.plan(layout={"data": 2, "context": 2}, contract={"partition": "zigzag"}, keys=True),
@@ -57,6 +60,7 @@ def resumable_plans(corpus: Corpus, base: Path) -> dict[str, StreamPlan]:
     "name",
     [
         "three sources",
+        "by samples, to the first end",
         "as stored, short lookahead",
         "long lookahead",
         "two ranks",
@@ -111,6 +115,7 @@ ANOTHER_SHAPE: dict[str, dict[str, Any]] = {
     "global_batch_size": {"contract": {"global_batch_size": 8}},
     "lookahead": {"packing": {"lookahead": 30}},
     "max_segments": {"contract": {"max_segments": 2}},
+    "window": {"packing": {"window": 3}},
 }
 
 
@@ -141,6 +146,8 @@ def test_a_snapshot_whose_samples_were_cut_at_another_length_is_refused(tmp_path
         ({"seed": 1}, "mixing"),
         ({"of_each": {"weight": 1}}, "mixing"),
         ({"of_each": {"epochs": 2}}, "mixing"),
+        ({"mixing": {"by": "samples"}}, "mixing"),
+        ({"mixing": {"on_end": "stop"}}, "mixing"),
         ({"loading": {"workers": 0, "block_bytes": 999}}, "rendering"),
         ({"tokenizer": "tokenizer.json"}, "tokenizer"),
     ],

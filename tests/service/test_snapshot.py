@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from packhorse.errors import ContractError, ProtocolError
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.identity import StreamIdentity
-from packhorse_service.mixing import Order, SourceOrder, SourcePlan
+from packhorse_service.mixing import Mixing, Order, SourceOrder, SourcePlan
 from packhorse_service.packing import Packer, PackingPlan
-from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, StreamSnapshot, decode_snapshot, encode_snapshot
+from packhorse_service.snapshot import (
+    OUTSIDE,
+    SNAPSHOT_LIMIT_BYTES,
+    StreamSnapshot,
+    WindowMark,
+    decode_snapshot,
+    encode_snapshot,
+    inside_window,
+)
 from packhorse_service.stream import SampleStream, StreamPlace
 from tests.service.corpus import MemoryCorpus, mutated
 
@@ -39,13 +47,13 @@ def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int 
 
 
 def first_order(of: list[SourcePlan]) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in of])
+    return Order([SourceOrder.at_start(plan) for plan in of], Mixing())
 
 
 def place_with(bits: list[int], of: list[SourcePlan]) -> StreamPlace:
     order = first_order(of)
     for number, source in enumerate(order.sources):
-        source.drawn_ids, source.faults = 1000 + number, number
+        source.drawn, source.faults = 1000 + number, number
         source.open[0].offset, source.open[0].first_sample, source.open[0].index = 512 * 77, 40, 3
     return StreamPlace(order, np.array(bits, np.uint8))
 
@@ -69,14 +77,31 @@ def test_a_snapshot_comes_back_as_it_was(bits: list[int], step: int, cut_length:
     assert same(read, place)
 
 
+@given(skip=st.integers(1, 63), rest=st.integers(1, 9), shorter=st.integers(0, 9), packs=st.integers(1, (1 << 32) - 1))
+def test_a_place_inside_a_window_comes_back_with_the_stream_at_its_beginning(
+    skip: int, rest: int, shorter: int, packs: int
+) -> None:
+    of = plans()
+    place = place_with([0, 1], of)
+    beginning = encode_snapshot(7, 64, IDENTITY, place, 5)
+    mark = WindowMark(skip, skip + rest, skip + rest + shorter, packs, b"settings")
+    outside, inside = (
+        decode_snapshot(d, IDENTITY, first_order(of)) for d in (beginning, inside_window(beginning, mark))
+    )
+    assert (outside.mark, inside.mark) == (OUTSIDE, mark)
+    assert inside._replace(mark=OUTSIDE, place=place) == outside._replace(place=place)
+    assert same(inside, place)
+
+
 def test_the_bytes_of_a_snapshot_never_change() -> None:
     """One source, so that the layout of the docstring can be read off; integers are little-endian."""
     of = plans(1, shards=4, open_shards=1)
     of[0] = SourcePlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
     place = StreamPlace(first_order(of), np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8))
     assert encode_snapshot(3, 64, IDENTITY, place, 0) == (
-        b"PHSNAP\x01\x00"
+        b"PHSNAP\x02\x00"
         + struct.pack("<QIHIQ", 3, 64, 1, 9, 0)
+        + struct.pack("<HHHI8s", 0, 0, 0, 0, b"")
         + b"".join(IDENTITY.order[name] for name in ("manifest", "mixing", "rendering", "tokenizer"))
         + struct.pack("<IIHHQQ", 0, 1, 0, 1, 0, 0)
         + struct.pack("<IQQI", 0, 0, 0, 0)
@@ -162,7 +187,7 @@ def test_another_number_of_sources_is_refused() -> None:
         decode_snapshot(data, IDENTITY, first_order(plans(3)))
 
 
-@pytest.mark.parametrize("data", [b"", b"PHSNAP", b"x" * 200, b"PHSNAP\x02\x00" + bytes(200), bytes(1 << 20)])
+@pytest.mark.parametrize("data", [b"", b"PHSNAP", b"x" * 200, b"PHSNAP\x01\x00" + bytes(200), bytes(1 << 20)])
 def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="snapshot"):
         decode_snapshot(data, IDENTITY, first_order(plans()))

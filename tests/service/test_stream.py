@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import SourceError
-from packhorse_service.mixing import Order, SourceOrder
+from packhorse_service.mixing import Mixing, Order, SourceOrder
 from packhorse_service.stream import OverLength, Piece, SampleStream, StreamPlace
 from tests.service.corpus import MemoryCorpus, Pair, consecutive, make_block
 
@@ -330,7 +330,7 @@ def saved(place: StreamPlace, corpus: MemoryCorpus) -> StreamPlace:
     for setting in corpus.settings:
         source, rest = SourceOrder.decode(setting.plan, rest)
         sources.append(source)
-    return StreamPlace(Order(sources), place.packed.copy())
+    return StreamPlace(Order(sources, Mixing()), place.packed.copy())
 
 
 @settings(max_examples=120, deadline=None)
@@ -406,7 +406,7 @@ def test_draws_without_pieces_leave_nothing_to_resume() -> None:
         assert stream.draw() == []
         place = stream.place()
         assert len(place.packed) == 0
-        assert place.order.sources[0].drawn_ids == drawn * len(CUT)
+        assert place.order.sources[0].drawn == drawn * len(CUT)
     assert draw_rest(stream) == [[(0, 0, "20", 0, 2)]]
 
 
@@ -418,7 +418,7 @@ def test_a_place_holds_one_bit_for_each_piece_since_the_oldest_pending_one() -> 
     assert stream.place().packed.tolist() == [1, 0, 0, 0]  # the first sample is in two pieces, one of them packed
     stream.settle([2, 1])
     assert stream.place().packed.tolist() == [0]
-    assert stream.place().order.sources[0].drawn_ids == 12
+    assert stream.place().order.sources[0].drawn == 12
 
 
 def test_a_place_of_a_settled_stream_holds_nothing_pending() -> None:
