@@ -52,11 +52,11 @@ class DealtStep(NamedTuple):
 
 def check_window(steps: int, contract: ResolvedContract) -> None:
     """Refuse a window where rows all cost the same, so that dealing them anew would only change their order."""
-    uneven = contract.packing in (Packing.ONLINE, Packing.IN_BATCH)
-    if steps > 1 and not (uneven or (contract.packing is Packing.CONCAT and contract.isolate_documents)):
+    run = contract.packing is Packing.CONCAT and not contract.isolate_documents
+    if steps > 1 and (run or contract.packing is Packing.NONE):
+        mode = f"contract.packing={contract.packing}" + (" and isolate_documents: false" if run else "")
         raise ConfigError(
-            f"packing.window={steps} needs rows that differ in cost: with contract.packing={contract.packing}"
-            f"{', isolate_documents: false' * (contract.packing is Packing.CONCAT)} every row costs the same; "
+            f"packing.window={steps} needs rows that differ in cost: with {mode} all cost the same; "
             "leave packing.window at 1"
         )
 
@@ -100,13 +100,13 @@ class Windows:
         Raises ``ContractError`` where the settings would deal that window differently.
         """
         plan = self._plan
+        otherwise = ", and packs otherwise" if mark.digest != plan.digest else ""
         if mark.skip and (mark.window, mark.packs, mark.digest) != (plan.steps, plan.packs, plan.digest):
             raise ContractError(
                 f"snapshot: step {first + mark.skip} is inside a window of steps {first} … {first + mark.steps - 1}, "
                 f"dealt with packing.window={mark.window} and {mark.packs} packs a step; this stream has "
-                f"packing.window={plan.steps} and {plan.packs} packs a step"
-                f"{', and packs otherwise' * (mark.digest != plan.digest)}; resume with the settings of the "
-                f"checkpoint, or from step {first} or {first + mark.steps}, where windows meet"
+                f"packing.window={plan.steps} and {plan.packs} packs a step{otherwise}; resume with the settings "
+                f"of the checkpoint, or from step {first} or {first + mark.steps}, where windows meet"
             )
         self._first = first
         self._mark = mark
