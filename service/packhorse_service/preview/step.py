@@ -18,6 +18,7 @@ from packhorse_service.config import ServeConfig
 from packhorse_service.pipeline import Pipeline, PlannedStep, StreamPlan, make_engine, plan_stream
 from packhorse_service.preview.feed import tokens_of_pieces
 from packhorse_service.preview.lengths import Advance
+from packhorse_service.preview.words import short_name
 from packhorse_service.row_building import row_offsets, segment_slots
 
 __all__ = [
@@ -27,12 +28,10 @@ __all__ = [
     "Selection",
     "inspect_step",
     "select",
-    "short_name",
     "show_step",
     "step_as_json",
 ]
 
-NAME_LENGTH = 30
 NAMED = 3  # sources named in a line of the table
 LINES = 48  # rows shown at once; more cannot be told apart
 
@@ -210,11 +209,3 @@ def _named(samples: Sequence[PlacedSample]) -> str:
     named = [source for source, _ in Counter(sample.source for sample in samples).most_common()]
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     return escape(", ".join(map(short_name, named[:NAMED])) + more)
-
-
-def short_name(name: str) -> str:
-    """A name with its middle left out where it is long: both ends tell sources apart."""
-    if len(name) <= NAME_LENGTH:
-        return name
-    half = (NAME_LENGTH - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"

@@ -12,7 +12,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from packhorse_service.drawing import INK, PADDING, PALE, SHADES, save, strip, title
-from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection, short_name
+from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
+from packhorse_service.preview.words import counted, short_name, unit_of
 
 __all__ = ["draw_step"]
 
@@ -55,11 +56,8 @@ def _headline(step: InspectedStep, selection: Selection) -> str:
     shown = selection.micro_batches
     slots = sum(each.rows * each.width for each in shown)
     filled = sum(each.tokens for each in shown) / slots
-    what = "pack" if step.packing in ("online", "concat") and shown[0].rows == 1 else "micro-batch"
-    plural = "" if len(shown) == 1 else "es" if what.endswith("ch") else "s"
-    return (
-        f"Step {step.step}: {len(shown)} {what}{plural}, {filled:.1%} of the slots hold a token. {selection.left_out}"
-    )
+    what = counted(len(shown), unit_of(step.packing, shown[0].rows))
+    return f"Step {step.step}: {what}, {filled:.1%} of the slots hold a token. {selection.left_out}"
 
 
 def _label(micro_batch: PlacedMicroBatch, row: int) -> str:

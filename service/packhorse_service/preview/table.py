@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
-from packhorse.contract import Packing
-from packhorse_service.preview.report import BeforeAfter, OverLengthReport, PlanReport, Setting, Stop
+from packhorse_service.preview.report import BeforeAfter, OverLengthReport, PlanReport, Stop
+from packhorse_service.preview.words import counted, plural, unit_of
 
 __all__ = ["progress", "show"]
 
@@ -33,11 +35,12 @@ def progress(console: Console, steps: int | None) -> Iterator[Callable[[int, int
 
 def show(report: PlanReport, console: Console) -> None:
     """All of it, as tables."""
-    setting, unit = report.setting, _unit(report.setting)
+    setting = report.setting
+    unit = unit_of(setting.packing, setting.micro_batch_size)
     micro_batches = setting.num_microbatches * setting.data_parallel
     console.print(
         f"[bold]{escape(setting.origin)}[/]: packing {setting.packing}, seq_length {setting.seq_length:,}, "
-        f"{_counted(micro_batches, unit)} a step, data-parallel {setting.data_parallel:,}",
+        f"{counted(micro_batches, unit)} a step, data-parallel {setting.data_parallel:,}",
         highlight=False,
     )
     console.print(_figures(report, unit))
@@ -53,22 +56,6 @@ def show(report: PlanReport, console: Console) -> None:
         console.print(f"[bold]Recommended:[/] {report.recommendation.reason}.", highlight=False)
     if report.over_length is not None and report.over_length.stop is not None:
         console.print(_stop(report.over_length.stop, report.over_length.limit), highlight=False)
-
-
-def _unit(setting: Setting) -> str:
-    return (
-        "pack"
-        if setting.packing in (Packing.ONLINE, Packing.CONCAT) and setting.micro_batch_size == 1
-        else "micro-batch"
-    )
-
-
-def _plural(thing: str) -> str:
-    return f"{thing}es" if thing == "micro-batch" else f"{thing}s"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing if count == 1 else _plural(thing)}"
 
 
 def _joined(*remarks: str) -> str:
@@ -95,10 +82,10 @@ def _figures(report: PlanReport, unit: str) -> Table:
 
 
 def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
-    samples, least = report.samples, report.fill.packs_at_least
+    samples, over = report.samples, report.fill.packs_over
     epochs = max(source.epochs for source in report.sources)
     skipped = sum(source.skipped for source in report.sources)
-    passes = f"{_counted(epochs, 'epoch')} begun"
+    passes = f"{counted(epochs, 'epoch')} begun"
     yield (
         "steps",
         f"{report.steps:,}",
@@ -114,11 +101,11 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
         ),
     )
     yield (
-        _plural(unit),
+        plural(unit),
         f"{report.micro_batches:,}",
         _joined(
-            "" if least is None else f"{report.fill.packs_over:,} over the lower bound of {least:,}",
-            f"{_counted(report.fillers, 'filler')} in the last step" if report.fillers else "",
+            "" if over is None else f"{over:,} over the lower bound",
+            f"{counted(report.fillers, 'filler')} at the end" if report.fillers else "",
             f"{report.dropped:,} more at the end dropped" if report.dropped else "",
         ),
     )
@@ -131,23 +118,23 @@ def _fill_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
     else:
         bound = f"alignment to {setting.segment_multiple:,} allows {fill.useful_at_most:.2%}"
         yield "slot fill", f"{fill.slot:.2%}", "of the slots are in segments"
-        yield "useful fill", f"{fill.useful:.2%}", f"of the slots hold a token; {bound}"
+        yield "useful fill", f"{fill.useful:.2%}", f"hold a token; {bound}"
     if segments is not None:
         limit = setting.max_segments
-        fixed = "what max_segments would have to allow" if limit is None else f"max_segments is {limit:,}"
+        fixed = "for max_segments" if limit is None else f"max_segments is {limit:,}"
         spread = f"{segments.p50:,} / {segments.p99:,} / {segments.max:,}"
-        yield f"segments a {unit}", spread, f"p50 / p99 / most; {fixed}"
-    yield "unsupervised", _counted(report.unsupervised, unit), "with nothing to train on"
+        yield f"segments a {unit}", spread, f"p50 / p99 / most, {fixed}"
+    yield "unsupervised", counted(report.unsupervised, unit), "with nothing to train on"
 
 
 def _order_rows(report: PlanReport) -> Iterator[FigureRow]:
     if report.order is not None:
         yield (
             "longest wait",
-            _counted(report.order.longest_wait, "pack"),
+            counted(report.order.longest_wait, "pack"),
             f"at a lookahead of {report.setting.lookahead:,}",
         )
-        yield "most late", _counted(report.order.most_late, "sample"), "behind the place of arrival"
+        yield "most late", counted(report.order.most_late, "sample"), "behind the place of arrival"
 
 
 def _balance_rows(report: PlanReport) -> Iterator[FigureRow]:
@@ -155,13 +142,9 @@ def _balance_rows(report: PlanReport) -> Iterator[FigureRow]:
     if balance is None:
         yield "imbalance", "none", "dense rows cost the same"
         return
-    yield (
-        "imbalance",
-        _arrow(balance.synchronous),
-        f"if ranks wait after each micro-batch; {_worst(balance.synchronous)}",
-    )
-    yield "", _arrow(balance.totals), f"if they wait after each step; {_worst(balance.totals)}"
-    yield "", "", "slowest rank ÷ mean, as packs arrive → as planned"
+    yield "imbalance", _arrow(balance.synchronous), f"of micro-batches, {_worst(balance.synchronous)}"
+    yield "", _arrow(balance.totals), f"of steps, {_worst(balance.totals)}"
+    yield "", "", "slowest rank ÷ mean, by arrival → as planned"
 
 
 def _arrow(figures: BeforeAfter) -> str:
@@ -176,8 +159,10 @@ def _worst(figures: BeforeAfter) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    numbers = [Column(name, justify="right") for name in columns[1:]]
-    return Table(Column(columns[0], overflow="fold"), *numbers, title=title, title_justify="left", title_style="bold")
+    """A table that fits 80 columns: names to the left, numbers to the right."""
+    numbers = [Column(name, justify="right", no_wrap=True) for name in columns[1:]]
+    shape: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", "title_style": "bold"}
+    return Table(Column(columns[0], overflow="fold"), *numbers, title=title, **shape)
 
 
 def _sources(report: PlanReport) -> Table:
@@ -205,9 +190,7 @@ def _sources(report: PlanReport) -> Table:
 
 
 def _over_length(over: OverLengthReport) -> Table:
-    title = (
-        f"{_counted(over.samples, 'sample')} over {over.limit:,} slots hold {over.tokens:,} tokens, {over.share:.1%}"
-    )
+    title = f"{counted(over.samples, 'sample')} over {over.limit:,} slots hold {over.tokens:,} tokens, {over.share:.1%}"
     table = _table(title, "over_length", "samples cut or dropped", "tokens lost", "extra pieces")
     table.add_row("error", "[red]stops at the first[/]", "", "")
     for policy, cost in over.policies.items():
@@ -216,8 +199,8 @@ def _over_length(over: OverLengthReport) -> Table:
 
 
 def _comparison(report: PlanReport) -> Table:
-    columns = ("batch size", "useful fill", "segments", "lost", "imbalance", "busy", "whole", "worth")
-    table = _table("Pack lengths, at the same slots a step", "seq_length", *columns)
+    columns = ("batch", "fill", "segments", "lost", "imbalance", "busy", "whole", "worth")
+    table = _table("Other values of seq_length, at the same slots a step", "length", *columns)
     for each in report.comparison or ():
         taken = report.recommendation is not None and each.seq_length == report.recommendation.seq_length
         table.add_row(
@@ -225,7 +208,7 @@ def _comparison(report: PlanReport) -> Table:
             f"{each.global_batch_size:,}",
             f"{each.useful_fill:.2%}",
             f"{each.segments.p50:,} / {each.segments.max:,}",
-            f"{each.lost:.2%}",
+            f"{each.lost:.1%}",
             f"{each.synchronous:.3f}",
             f"{each.busy:.1%}",
             f"{each.whole:.1%}",
