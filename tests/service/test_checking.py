@@ -197,6 +197,14 @@ def test_lengths_bound_the_useful_fill(tmp_path: Path) -> None:
     }
 
 
+def test_lengths_may_count_ids_of_which_the_last_is_only_a_target(tmp_path: Path) -> None:
+    np.save(tmp_path / "slots.npy", np.array([3, 5, 0]))
+    np.save(tmp_path / "ids.npy", np.array([4, 6, 1]))
+    path = feed(tmp_path)
+    slots = report(path, "--lengths", tmp_path / "slots.npy")["derived"]["lengths"]
+    assert report(path, "--lengths", tmp_path / "ids.npy", "--ids")["derived"]["lengths"] == slots
+
+
 @pytest.mark.parametrize(("packing", "expected"), [("online", 8 / 12), ("none", 8 / 32), ("concat", 1.0)])
 def test_the_bound_follows_the_packing(packing: str, expected: float) -> None:
     layout = ParallelLayout(context=2)
