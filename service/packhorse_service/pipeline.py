@@ -310,7 +310,7 @@ class Pipeline:
             return None
         supervised = [sum(map(supervised_slots, segments)) for segments in dealt.micro_batches]
         costs = [*dealt.costs, *dealt.costs[-1:] * missing]
-        ranks = plan_step(costs, self.plan.layout.data, supervised + [0] * missing)
+        ranks = plan_step(costs, self.plan.layout.data, [*supervised, *[None] * missing])
         planned = PlannedStep(self.step, dealt.micro_batches, dealt.costs, supervised, ranks, dealt.snapshot)
         self.step += 1
         return planned

@@ -22,6 +22,8 @@ from packhorse_service.shuffling import permutation, seed_of
 
 __all__ = ["CostModel", "deal_window", "plan_step"]
 
+Supervised = Sequence[int | None]  # slots of each pack that are trained on; None for a filler
+
 STRATA = 4  # runs of each step; rows are as even as they can be where a rank has that many micro-batches
 
 
@@ -62,11 +64,12 @@ def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
     return [sorted(packs) for packs in dealt]
 
 
-def plan_step(costs: Sequence[int], data_parallel: int, supervised: Sequence[int]) -> list[list[int]]:
+def plan_step(costs: Sequence[int], data_parallel: int, supervised: Supervised) -> list[list[int]]:
     """Deal a step's packs: ``plan[rank][index]`` is the pack of that micro-batch.
 
     ``costs`` and ``supervised`` (supervised slots) are by pack, their number a multiple of ``data_parallel``.
-    Equal costs keep their order. No row is without supervised slots if swapping two packs can avoid it.
+    Equal costs keep their order. No row is without supervised slots if swapping two packs can avoid it, but
+    for a row of fillers alone.
     """
     by_cost = _by_cost(costs)
     rows = [by_cost[start : start + data_parallel] for start in range(0, len(costs), data_parallel)]
@@ -79,16 +82,16 @@ def _by_cost(costs: Sequence[int]) -> list[int]:
     return sorted(range(len(costs)), key=lambda pack: -costs[pack])
 
 
-def _spread_supervision(rows: list[list[int]], costs: Sequence[int], supervised: Sequence[int]) -> None:
+def _spread_supervision(rows: list[list[int]], costs: Sequence[int], supervised: Supervised) -> None:
     """Give each row without supervised slots a pack that has some, from the nearest row that can spare it."""
-    trained = [sum(supervised[pack] > 0 for pack in row) for row in rows]
+    trained = [sum(bool(supervised[pack]) for pack in row) for row in rows]
     for needy in range(len(rows)):
         donors = [row for row in range(len(rows)) if trained[row] > 1]
-        if trained[needy] or not donors:
+        if trained[needy] or not donors or all(supervised[pack] is None for pack in rows[needy]):
             continue
         donor = min(donors, key=lambda row: abs(row - needy))
         given = min(
-            (pack for pack in rows[donor] if supervised[pack] > 0),
+            (pack for pack in rows[donor] if supervised[pack]),
             key=lambda pack: abs(costs[pack] - costs[rows[needy][0]]),
         )
         taken = min(rows[needy], key=lambda pack: abs(costs[pack] - costs[given]))

@@ -134,7 +134,7 @@ def test_imbalance_is_that_of_the_costs(lengths: list[int], options: LengthsOpti
         costs += costs[-1:] * missing
         mean = sum(costs) / ranks
         arrived = sum(max(costs[i : i + ranks]) for i in range(0, size, ranks)) / mean
-        supervised = [sum(pack) for pack in packs[step * size : (step + 1) * size]] + [0] * missing
+        supervised = [*(sum(pack) for pack in packs[step * size : (step + 1) * size]), *[None] * missing]
         dealt = plan_step(costs, ranks, supervised)
         as_planned = sum(max(costs[pack] for pack in row) for row in zip(*dealt, strict=True)) / mean
         assert found.synchronous_before == round(arrived, 6)

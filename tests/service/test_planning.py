@@ -118,6 +118,12 @@ def test_packs_are_swapped_only_where_a_row_has_no_supervised_slots(step: tuple[
     assert (plan_step(costs, data_parallel, supervised) != plain) <= swapped
 
 
+def test_a_row_of_fillers_alone_needs_no_supervised_slots() -> None:
+    """Nothing is trained on there whoever swaps: the balance is kept."""
+    assert plan_step([9, 9, 1, 1], 2, [5, 5, None, None]) == [[0, 3], [1, 2]]
+    assert plan_step([9, 9, 1, 1], 2, [5, 5, 0, None]) != [[0, 3], [1, 2]]
+
+
 def test_spreading_supervision_hardly_harms_the_balance() -> None:
     """One pack of five is supervised; a row has two to eight packs, so many rows must swap."""
     random = np.random.default_rng(0)

@@ -144,7 +144,7 @@ class _LengthStream:
     def _planned(self, packs: list[MicroBatchFacts]) -> StepFacts:
         missing = self._planning.micro_batches - len(packs)
         costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
-        supervised = [pack.supervised for pack in packs] + [0] * missing
+        supervised = [*(pack.supervised for pack in packs), *[None] * missing]
         return StepFacts(packs, plan_step(costs, self._planning.data_parallel, supervised))
 
     def _packs(self) -> Iterator[MicroBatchFacts]:
