@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,13 @@ class Geometry:
         """[T] restart at 0 in each segment and continue through its padding."""
         positions = np.repeat(self.starts, self.padded_lengths)
         return np.subtract(_counting(self.width), positions, out=positions)
+
+    @cached_property
+    def segments(self) -> list[slice]:
+        """The logical slots of each non-empty segment."""
+        occupied = self.lengths > 0
+        begins, ends = self.starts[occupied].tolist(), (self.starts + self.lengths)[occupied].tolist()
+        return list(map(slice, begins, ends))
 
     @cached_property
     def padding(self) -> list[slice]:
@@ -143,22 +151,24 @@ def row_digest(
     are the tokens alone and the labels of the logical slots follow at the end as uint32. A filler
     (``labels`` is None) has no targets: its ids are the tokens alone.
     """
-    geometry = Geometry(np.asarray(cu_seqlens), np.asarray(cu_seqlens_padded))
-    real = geometry.real
-    ids = tokens[real]
+    segments = Geometry(np.asarray(cu_seqlens), np.asarray(cu_seqlens_padded)).segments
+    ids = [tokens[at] for at in segments]
     if labels is not None and not own_labels:
-        ends = np.cumsum(geometry.lengths[geometry.lengths > 0])
-        ids = np.insert(ids, ends, labels[geometry.last_slots])
+        ids = list(chain.from_iterable((tokens[at], labels[at.stop - 1 : at.stop]) for at in segments))
     parts: list[npt.NDArray[Any]] = [
-        np.asarray(ids, dtype="<u4"),
-        bits(loss_mask[real]),
+        np.asarray(_joined(ids), dtype="<u4"),
+        bits(_joined([loss_mask[at] for at in segments])),
         np.asarray(cu_seqlens, dtype="<i4"),
         np.asarray(cu_seqlens_padded, dtype="<i4"),
         np.array([step, index], dtype="<i8"),
     ]
     if labels is not None and own_labels:
-        parts.append(np.asarray(labels[real], dtype="<u4"))
+        parts.append(np.asarray(_joined([labels[at] for at in segments]), dtype="<u4"))
     state = blake2b(digest_size=16)
     for part in parts:
         state.update(np.ascontiguousarray(part).data)
     return state.digest()
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
