@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, ParamSpec
@@ -14,13 +15,14 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError, PackhorseError
-from packhorse_service.checking import as_json, check_config, explain_rule, load_lengths, show
+from packhorse_service.checking import as_json, check_streams, explain_rule, load_lengths, show
 from packhorse_service.config import load_config
 from packhorse_service.offer import readers_of
-from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
+from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.streams import plan_streams
 from packhorse_service.tokenising import TokenizerSpec
 from packhorse_service.trainer_file import load_trainer
 
@@ -87,20 +89,21 @@ def serve(
     """
     _log_to_stderr(log_level)
     described = load_config(config)
-    plan = plan_stream(described, config.parent)
-    for warning in plan.warnings:
+    plans = plan_streams(described, config.parent)
+    for warning in dict.fromkeys(warning for plan in plans for warning in plan.warnings):
         log.warning("%s", warning)
-    engine = make_engine(described, plan)
-    try:
-        server = Server(Pipeline(plan, engine), listen or described.listen, steps_ahead=described.steps_ahead)
+    with ExitStack() as engines:
+        streams = [(plan, make_engine(described, plan)) for plan in plans]
+        for _, engine in streams:
+            engines.callback(engine.close)
+        server = Server(streams, listen or described.listen, steps_ahead=described.steps_ahead)
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
-        readers = len(readers_of(plan.layout, plan.contract.readers))
-        log.info("listening on %s for %d readers, %s", server.endpoint, readers, plan.layout)
+        for plan in plans:
+            readers = len(readers_of(plan.layout, plan.contract.readers))
+            log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, plan.name, plan.layout)
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
-    finally:
-        engine.close()
 
 
 @app.command()
@@ -126,7 +129,7 @@ def check(
         return 0
     if config is None:
         raise ConfigError("FEED.YAML is missing; name the configuration, or a rule with --explain")
-    report = check_config(
+    report = check_streams(
         load_config(config),
         config.parent,
         None if trainer is None else load_trainer(trainer),

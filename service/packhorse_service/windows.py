@@ -128,7 +128,7 @@ class Windows:
                 f"snapshot: the window at step {first} had {mark.steps} steps, our data has {steps}; the shards differ"
             )
         costs = [plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in packs]
-        whole, seed = steps * plan.packs, seed_of(plan.seed, "window", first)
+        whole, seed = steps * plan.packs, seed_of(plan.seed, "window", *costs)  # never the step: every pass deals alike
         dealt = deal_window(costs[:whole], steps, seed) if steps else []
         for number, of_step in enumerate(dealt, start=1):
             here = WindowMark(number, steps, plan.steps, plan.packs, plan.digest)
