@@ -460,7 +460,7 @@ def test_the_end_has_a_position_and_is_acknowledged() -> None:
 def test_behind_the_end_of_a_pass_the_next_one_goes_on() -> None:
     session = session_in(State.STREAMING, taken=NUM_MICROBATCHES)
     assert session.receive(end(Position(1, 0)), [snapshot_before(2)]) == [Finish()]
-    assert [kind for kind in kinds(session.receive(batch((2, 0)), [b"payload"]))] == ["Deliver"]
+    assert kinds(session.receive(batch((2, 0)), [b"payload"])) == ["Deliver"]
     session.end_handed_out()
     assert (session.state, session.position, session.last_digest) == (State.STREAMING, Position(2, 0), b"")
     assert session.saved().snapshot == snapshot_before(2)
