@@ -197,11 +197,11 @@ class ClientSession:
 
     def connected(self) -> list[Effect]:
         """A connection is up: say HELLO."""
-        if self.state is State.ENDED:
-            return [Send(self._hello())]  # a restarted server cannot serve the others without it
         return [] if self.state is State.FAILED else self._greet()
 
     def _greet(self) -> list[Effect]:
+        if self.state is State.ENDED:
+            return [Send(self._hello())]
         self.state = State.GREETING
         self.expected = self.position
         return [Forget(), Send(self._hello())]
@@ -323,13 +323,14 @@ class ClientSession:
         return [Fail(error)]
 
     def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
-        """The others go on; this reader has everything."""
+        """The others go on; this reader has taken all."""
         return [Send(self.ack(0.0))] if message.attempt == self.attempt else []
 
     def _error_at_end(self, message: ServerError, _extra: Frames) -> list[Effect]:
+        """Nothing is owed to this reader any more; what can be mended is."""
         if message.fatal:
-            return []  # the loop is over: there is nobody to tell
-        return [Reconnect()] if message.code is ErrorCode.REJOIN else [Send(self._hello())]
+            return []
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
     def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
         return []
