@@ -168,16 +168,6 @@ class StreamConfig(Section):
         return contract
 
 
-def _stream_name(name: str) -> str:
-    if name == TRAIN:
-        raise ConfigError(
-            f"streams.{TRAIN}: the top level describes the stream {TRAIN!r}; name a further one otherwise"
-        )
-    if not 0 < len(name) <= NAME_LIMIT:
-        raise ConfigError(f"streams.{name}: a stream's name must have 1 … {NAME_LIMIT} characters")
-    return name
-
-
 class ServeConfig(Section):
     """The whole file."""
 
@@ -195,9 +185,19 @@ class ServeConfig(Section):
     mixing: MixingConfig = MixingConfig()
     loading: LoadingConfig = LoadingConfig()
     packing: PackingConfig = PackingConfig()
-    streams: dict[Annotated[str, BeforeValidator(_stream_name)], StreamConfig] = {}
+    streams: dict[str, StreamConfig] = {}  # further ones
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
     keys: bool = False  # send each segment's (source, shard, key)
+
+    @field_validator("streams")
+    @classmethod
+    def _named(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
+        for name in streams:
+            if name == TRAIN:
+                raise ConfigError(f"streams.{name}: the top level describes the stream {name!r}; give it another name")
+            if not 0 < len(name) <= NAME_LIMIT:
+                raise ConfigError(f"streams.{name}: a stream's name must have 1 … {NAME_LIMIT} characters")
+        return streams
 
     @property
     def layout(self) -> ParallelLayout:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import signal
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,6 +193,28 @@ def test_a_job_that_never_evaluates_leaves_the_server_in_order_too(data: Data) -
 
         list(pool.map(run, range(RANKS)))
         assert server.process.wait(10) == 0
+
+
+def loaders(process: subprocess.Popen[str]) -> int:
+    """Loader processes of a server."""
+    children = itertools.chain.from_iterable(
+        path.read_text().split() for path in Path(f"/proc/{process.pid}/task").glob("*/children")
+    )
+    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    return sum("spawn_main" in command for command in commands)
+
+
+def test_a_stream_that_nobody_reads_loads_nothing_and_a_signal_ends_all(data: Data) -> None:
+    def run(feed: Feed) -> int:
+        take(feed, 1)
+        before = loaders(server.process)
+        take(feed.stream("validation"), 1)
+        return before
+
+    with running_server(data.config()) as server:
+        assert on_all_ranks(server.endpoint, run) == [1, 1]
+        assert loaders(server.process) == 2
+        server.signal_and_wait(signal.SIGTERM)
 
 
 def test_ranks_evaluate_whatever_the_others_do_in_training(data: Data, undisturbed: Undisturbed) -> None:
