@@ -63,8 +63,12 @@ class FeedState:
 
 
 def write_states(own: FeedState, further: Iterable[FeedState]) -> dict[str, object]:
-    """The state of a feed of ``own`` stream that uses ``further`` ones too."""
-    others = sorted(further, key=lambda state: state.stream)
+    """The state of a feed of ``own`` stream that uses ``further`` ones too.
+
+    One that is at its start is left out: whether it was opened already may differ from rank to rank.
+    """
+    begun = (state for state in further if state.position != ORIGIN)
+    others = sorted(begun, key=lambda state: state.stream)
     return {
         "version": VERSION,
         **dict(zip(PLACE, own.entries(), strict=True)),

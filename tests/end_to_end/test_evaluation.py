@@ -137,8 +137,13 @@ def undisturbed(data: Data) -> Undisturbed:
 
 @pytest.mark.parametrize(
     "validation",
-    [{}, {"packing": {"window": 2, "lookahead": 8}}, {"contract": {"packing": "in_batch", "micro_batch_size": 2}}],
-    ids=["as training", "planning windows", "in batch"],
+    [
+        {},
+        {"packing": {"window": 2, "lookahead": 8}},
+        {"contract": {"packing": "in_batch", "micro_batch_size": 2}},
+        {"contract": {"global_batch_size": 60}},
+    ],
+    ids=["as training", "planning windows", "in batch", "a pass of one step"],
 )
 def test_every_evaluation_between_training_steps_covers_every_target_once(
     data: Data, undisturbed: Undisturbed, validation: dict[str, Any]
@@ -434,6 +439,37 @@ def test_a_checkpoint_between_and_inside_evaluations_goes_on_with_the_rest(
         assert trained == undisturbed.trained[rank][2 * NUM_MICROBATCHES :]
         first, *rest = undisturbed.passes[rank][whole:]
         assert passes == [first[further:], *rest]
+
+
+def test_an_evaluation_goes_on_at_another_data_parallel_size_from_the_state_of_any_rank(data: Data) -> None:
+    taken = 2 * NUM_MICROBATCHES
+
+    def before(feed: Feed) -> tuple[list[MicroBatch], dict[str, object]]:
+        if feed.rank == 0:
+            feed.stream("test")  # opened on one rank only, and not read
+        validation = feed.stream("validation")
+        list(validation)
+        return take(validation, taken), feed.state_dict()
+
+    streams = {name: {"sources": {"held_out": {"shards": "held-out/*.tar"}}} for name in ("validation", "test")}
+    with running_server(data.config(streams=streams)) as server:
+        begun, (state, other) = zip(*on_all_ranks(server.endpoint, before), strict=True)
+    assert state == other
+    one = ParallelLayout()
+    with (
+        running_server(data.config(streams=streams, layout={"data": 1})) as server,
+        reading(server.endpoint, layout=one) as feed,
+    ):
+        feed.load_state_dict(state)
+        validation = feed.stream("validation")
+        rest, again = list(validation), list(validation)
+    assert pairs([*begun, rest]) == pairs([again]) == stored_pairs(data.held_out)
+
+
+def test_a_job_of_its_own_can_evaluate_while_nobody_trains(data: Data, undisturbed: Undisturbed) -> None:
+    with running_server(data.config()) as server:
+        passes = on_all_ranks(server.endpoint, lambda feed: digests(list(feed)), stream="validation")
+    assert passes == [of_rank[0] for of_rank in undisturbed.passes]
 
 
 def json_round_trip(state: dict[str, object]) -> dict[str, object]:
