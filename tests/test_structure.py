@@ -33,6 +33,7 @@ SOCKETS = {
 }
 CLOCKS = {
     "packhorse/feed.py": "deadlines of the loop",
+    "packhorse/connection.py": "keep-alives, and how long ago the loop asked",
     "packhorse_service/server.py": "gives `now` to the sessions",
     "packhorse_service/decoding.py": "pauses between tries of a read; the sleep is an argument",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",

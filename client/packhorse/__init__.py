@@ -5,7 +5,7 @@
         for micro_batch in step: ...
 
 Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is proved at the handshake,
-``session`` for the protocol and ``feed`` for the socket.
+``session`` for the protocol, ``feed`` for the iterator and ``connection`` for its thread and socket.
 """
 
 from packhorse.context_parallel import Partition

@@ -1,8 +1,7 @@
-"""The iterator of one rank, and the client's only socket, clock and thread.
+"""The iterator of one rank: deadlines, states of a checkpoint, further streams for evaluations.
 
-The thread owns the DEALER socket. It always reads: only the delivery window bounds what is ready. It
-rebuilds micro-batches, into pinned memory where there is CUDA, while the loop trains. The loop takes
-what is ready; each take is acknowledged, several at once where the loop is fast.
+Each stream has a Feed with a connection, a thread (``connection``) and a window of its own, so that none of
+them waits for another. What passes between the thread and the loop is in ``handover``.
 """
 
 from __future__ import annotations
@@ -13,30 +12,25 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from packhorse.arrays import Arrays, finisher
+from packhorse.arrays import Arrays
 from packhorse.chunks import Chunk, Chunks
+from packhorse.connection import Connection
 from packhorse.contract import BatchContract
-from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.environment import find_place
-from packhorse.errors import ConfigError, PackhorseError, ProtocolError, StallTimeout, StartTimeout, TransportError
-from packhorse.handover import Handover
+from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
 from packhorse.rules import Violation
-from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send, State
-from packhorse.state import FeedState
+from packhorse.session import ClientSession, Identity, State
+from packhorse.state import FeedState, read_states, write_states
 from packhorse.stats import FeedStats
-from packhorse.views import view_microbatch
-from packhorse.wire import decode, encode
 
 __all__ = ["Feed", "FeedStats"]
-
-KEEP_ALIVE_S = 1.0
 
 
 class Feed(Iterator[MicroBatch]):
@@ -89,8 +83,16 @@ class Feed(Iterator[MicroBatch]):
             window=window,
             patience_s=float(start_timeout),
         )
+        self._options: dict[str, Any] = {
+            "window": window,
+            "start_timeout": start_timeout,
+            "stall_timeout": stall_timeout,
+            "arrays": arrays,
+        }
+        self._further: dict[str, Feed] = {}  # by the names of their streams
+        self._kept: dict[str, FeedState] = {}  # of streams that a loaded state names and nobody has opened yet
         self._pid = os.getpid()
-        self._connection = _Connection(endpoint, ClientSession(identity), arrays)
+        self._connection = Connection(endpoint, ClientSession(identity), arrays)
         self._thread = threading.Thread(target=self._connection.run, name=f"packhorse-feed-{place.rank}", daemon=True)
         # Also at interpreter exit: a finished reader then says BYE even when nobody called close().
         self._finalizer = weakref.finalize(self, _shut, self._connection, self._thread)
@@ -98,11 +100,12 @@ class Feed(Iterator[MicroBatch]):
         self._waits: defaultdict[str, float] = defaultdict(float)
         self._thread.start()
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """From where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
+        return self.chunks(1)[0]
 
     def __next__(self) -> MicroBatch:
-        """The next micro-batch; ends when the stream does."""
+        """The next micro-batch; behind the end of a pass, the first of the next one."""
         micro_batch = self._look()
         if micro_batch is None:
             raise StopIteration
@@ -121,7 +124,8 @@ class Feed(Iterator[MicroBatch]):
         """Iterators for the ``count`` model chunks of a virtual pipeline, over this one session.
 
         Each yields every micro-batch at its own pace; one is taken when the slowest has taken it. The
-        window must reach from the fastest to the slowest: a group of micro-batches and one more.
+        window must reach from the fastest to the slowest: a group of micro-batches and one more. They end
+        where the feed's own iteration does.
         """
         chunks = Chunks(count, self._look)
         return tuple(Chunk(chunks, number) for number in range(count))
@@ -140,8 +144,49 @@ class Feed(Iterator[MicroBatch]):
         """(step, index) of the next micro-batch; one step further once the end was taken."""
         return self._connection.session.position
 
+    def stream(self, name: str, *, contract: BatchContract | None = None, layout: ParallelLayout | None = None) -> Feed:
+        """A further stream of the same server, for evaluations: iterating it gives one pass over all its data.
+
+        It can be read between training steps, and by ranks that train no more. Iterating again gives the next
+        pass, or the rest of one that was left. All ranks open it, each once; closing this feed closes it.
+
+        ``contract`` and ``layout`` left out are this feed's, as a server's configuration has it.
+
+        Raises ``ConfigError`` where it is open with another contract or layout.
+        """
+        if not self._finalizer.alive:
+            raise PackhorseError(f"stream {name!r} cannot be opened: this Feed is closed; create another to go on")
+        own = self._connection.session.identity
+        declared = contract or replace(own.contract, remainder=None)  # a pass drops nothing
+        opened = self._further.get(name)
+        if opened is not None and opened._finalizer.alive:
+            asked = (contract or opened._declared, layout or opened.layout)
+            if asked != (opened._declared, opened.layout):
+                raise ConfigError(f"stream {name!r} is open with another contract or layout; close that feed first")
+            return opened
+        if name == own.stream:
+            raise ConfigError(f"stream {name!r} is what this Feed reads; a further one has another name")
+        saved = opened._saved() if opened is not None else self._kept.get(name, FeedState(name))
+        feed = Feed(
+            self.endpoint,
+            contract=declared,
+            layout=layout or self.layout,
+            rank=self.rank,
+            world_size=self.layout.world_size,
+            stream=name,
+            **self._options,
+        )
+        feed._resume(saved)
+        self._further[name] = feed
+        self._kept.pop(name, None)
+        return feed
+
+    @property
+    def _declared(self) -> BatchContract:
+        return self._connection.session.identity.contract
+
     def state_dict(self, step: int | None = None) -> dict[str, object]:
-        """What to put in a checkpoint: where the loop stands, strings and integers only.
+        """What to put in a checkpoint: where the loop stands in every stream, strings, integers and lists only.
 
         It counts what the loop has taken, never what was fetched ahead. A loop that has taken micro-batches
         of a step it has not trained passes ``step``, the number of steps trained: it gets the boundary
@@ -149,17 +194,35 @@ class Feed(Iterator[MicroBatch]):
 
         Raises ``ContractError`` where that boundary is not held.
         """
-        with self._connection.changed:
-            return self._connection.session.saved(step).to_dict()
+        further = {name: feed._saved() for name, feed in self._further.items()}
+        return write_states(self._saved(step), {**self._kept, **further}.values())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where ``state`` was saved, from any server of the same data; on all ranks, before iterating.
 
-        Inside a step only the same layout and batch sizes go on; a boundary resumes on others too.
+        Inside a step only the same layout and batch sizes go on; a boundary resumes on others too. A further
+        stream goes on when it is opened; one that the state does not know begins at its start.
 
         Raises ``ContractError`` that names what is wrong with the state, or that it comes too late.
         """
-        saved = FeedState.from_dict(state, self._connection.session.identity.stream)
+        own = self._connection.session.identity.stream
+        states = read_states(state, own)
+        feeds = {own: self, **self._further}
+        for feed in feeds.values():
+            feed._connection.session.require_fresh()
+        for name, feed in feeds.items():
+            feed._resume(states.pop(name, FeedState(name)))
+        self._kept = states
+
+    # As torchdata and Megatron-Energon spell it.
+    save_state = state_dict
+    restore_state = load_state_dict
+
+    def _saved(self, step: int | None = None) -> FeedState:
+        with self._connection.changed:
+            return self._connection.session.saved(step)
+
+    def _resume(self, saved: FeedState) -> None:
         with self._connection.changed:
             self._connection.handover.resume(saved)
         self._connection.ring()
@@ -175,16 +238,20 @@ class Feed(Iterator[MicroBatch]):
         return self._connection.session.warnings
 
     def close(self) -> None:
-        """Say BYE and stop the thread."""
-        self._connection.leaving = True
-        self._finalizer()
+        """Say BYE and stop the threads, of further streams too."""
+        self._leave(in_order=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # A crash is no orderly leave: the server keeps the stream for the job's next attempt.
-        self._connection.leaving = kind is None
+        self._leave(in_order=kind is None)
+
+    def _leave(self, *, in_order: bool) -> None:
+        for feed in self._further.values():
+            feed._leave(in_order=in_order)
+        self._connection.leaving = in_order
         self._finalizer()
 
     def _look(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
@@ -230,141 +297,6 @@ class Feed(Iterator[MicroBatch]):
         return remaining
 
 
-def _shut(connection: _Connection, thread: threading.Thread) -> None:
+def _shut(connection: Connection, thread: threading.Thread) -> None:
     connection.stop()
     thread.join(timeout=5)
-
-
-class _Connection:
-    """The socket's owner thread and what it shares with the loop, under one condition."""
-
-    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays) -> None:
-        self.endpoint = endpoint
-        self.session = session
-        self.changed = threading.Condition()
-        self.handover = Handover(session)
-        self.asking_since: float | None = None
-        self.last_asked = time.monotonic()
-        self.leaving = False
-        self._stopping = False
-        self._finish = finisher(arrays)
-        self._dealer = Dealer(endpoint)
-
-    def stop(self) -> None:
-        self._stopping = True
-        self.ring()
-
-    def ring(self) -> None:
-        """Wake the thread: there is something to say."""
-        self._dealer.ring()
-
-    # The thread --------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Own the socket until asked to stop; an error ends up in the loop."""
-        try:
-            self._work()
-        except PackhorseError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear that nothing will come
-            self._fail(TransportError(f"{self.endpoint}: the feed failed: {type(error).__name__}: {error}"))
-        finally:
-            self._close()
-
-    def _work(self) -> None:
-        next_keep_alive = 0.0
-        while not self._stopping:
-            rung = self._dealer.wait(KEEP_ALIVE_S)
-            self._watch()
-            self._read()
-            if rung:
-                self._say_unsaid()
-            now = time.monotonic()
-            if rung or now >= next_keep_alive:
-                self._acknowledge(now)
-                next_keep_alive = now + KEEP_ALIVE_S
-
-    def _watch(self) -> None:
-        """Follow the connection: a new one says HELLO."""
-        for event in self._dealer.events():
-            self.handover.connected = event is ConnectionEvent.UP
-            if event is ConnectionEvent.UP:
-                self._carry_out(self._locked(self.session.connected))
-            else:
-                self.handover.last_failure = "the connection was closed"
-
-    def _read(self) -> None:
-        for frames in self._dealer.messages():
-            message, extra = decode(frames)
-            self._carry_out(self._locked(partial(self.session.receive, message, extra)))
-
-    def _locked(self, transition: Callable[[], list[Effect]]) -> list[Effect]:
-        """One transition of the session; what it forgets, the loop must not take meanwhile."""
-        with self.changed:
-            effects = transition()
-            if any(isinstance(effect, Forget) for effect in effects):
-                self.handover.forget()
-            return effects
-
-    def _close(self) -> None:
-        if self.leaving or self.session.state is State.ENDED:
-            self._dealer.linger()
-            if self.handover.connected:
-                self._acknowledge(time.monotonic())  # the loop may have taken the last one just now
-                self._send(Send(self.session.bye()))
-        self._dealer.close()
-
-    def _say_unsaid(self) -> None:
-        effects = self._locked(lambda: self.handover.unsaid)
-        self._carry_out(effects)
-        with self.changed:
-            self.handover.said(effects)
-            self.changed.notify_all()
-
-    def _acknowledge(self, now: float) -> None:
-        with self.changed:
-            if not self.handover.connected or self.session.state not in (State.STREAMING, State.ENDED):
-                return
-            idle = 0.0 if self.asking_since is not None else now - self.last_asked
-            ack = self.session.ack(idle)
-        self._send(Send(ack))
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Send():
-                    self._send(effect)
-                case Deliver():
-                    self._deliver(effect)
-                case Forget():
-                    pass  # done already, together with the transition
-                case Finish():
-                    with self.changed:
-                        self.handover.finished = True
-                        self.changed.notify_all()
-                case Reconnect():
-                    self.handover.connected = False
-                    self._dealer.reconnect()
-                case Fail(error):
-                    self._fail(error)
-
-    def _send(self, effect: Send) -> None:
-        if not self._dealer.send([encode(effect.message), *effect.extra]):
-            # The connection went down meanwhile: the next one begins with HELLO, which says it all again.
-            self.handover.connected = False
-
-    def _deliver(self, effect: Deliver) -> None:
-        identity, contract = self.session.identity, self.session.contract
-        if contract is None:
-            raise ProtocolError("BATCH before WELCOME")
-        payload = memoryview(effect.payload)
-        rebuilt = view_microbatch(effect.body, payload, contract, identity.layout, identity.reader.context)
-        micro_batch = self._finish(rebuilt)
-        with self.changed:
-            self.handover.ready.append(micro_batch)
-            self.changed.notify_all()
-
-    def _fail(self, error: PackhorseError) -> None:
-        with self.changed:
-            self.handover.fail(error)
-            self.changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from packhorse.errors import PackhorseError
 from packhorse.microbatch import MicroBatch
@@ -18,8 +19,7 @@ class Handover:
     """The thread fills ``ready``, the loop takes from it; the session keeps count."""
 
     session: ClientSession
-    ready: deque[MicroBatch] = field(default_factory=deque)
-    finished: bool = False  # END stands behind what is ready
+    ready: deque[MicroBatch | None] = field(default_factory=deque)  # None is END
     error: PackhorseError | None = None
     unsaid: list[Effect] = field(
         default_factory=list
@@ -29,10 +29,18 @@ class Handover:
 
     def settled(self, ahead: int = 0) -> bool:
         """Whether ``take``, or ``peek`` so far ahead, has an answer."""
-        return self.error is not None or (not self.unsaid and (len(self.ready) > ahead or self.finished))
+        if self.error is not None:
+            return True
+        return not self.unsaid and (len(self.ready) > ahead or self._end_within(ahead))
+
+    def _end_within(self, ahead: int) -> bool:
+        upcoming = islice(self.ready, ahead + 1)
+        return self.session.state is State.ENDED or any(micro_batch is None for micro_batch in upcoming)
 
     def peek(self, ahead: int) -> MicroBatch | None:
         """A micro-batch behind the next one, which stays to be taken; ``None`` behind the end."""
+        if self._end_within(ahead):
+            return None
         if len(self.ready) > ahead:
             return self.ready[ahead]
         if self.error is not None:
@@ -40,15 +48,16 @@ class Handover:
         return None
 
     def take(self) -> MicroBatch | None:
-        """The next micro-batch, or ``None`` at the end. Raises what went wrong, behind what is ready."""
+        """The next micro-batch, or ``None`` at an end. Raises what went wrong, behind what is ready."""
         if self.ready and not self.unsaid:
             micro_batch = self.ready.popleft()
-            self.session.handed_out(micro_batch.position, micro_batch.row_digest)
+            if micro_batch is None:
+                self.session.end_handed_out()
+            else:
+                self.session.handed_out(micro_batch.position, micro_batch.row_digest)
             return micro_batch
         if self.error is not None:
             raise self.error
-        if self.session.state is not State.ENDED:
-            self.session.end_handed_out()
         return None
 
     def resume(self, saved: FeedState) -> None:
@@ -63,7 +72,6 @@ class Handover:
     def forget(self) -> None:
         """Drop what was not handed out."""
         self.ready.clear()
-        self.finished = False
 
     def fail(self, error: PackhorseError) -> None:
         """The first error is what the loop sees."""

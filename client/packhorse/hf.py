@@ -88,6 +88,10 @@ def attach(trainer: Any, feed: Feed) -> None:
     Checkpoints hold the state of the feed before the first step not trained, in ``trainer_state.json``;
     ``trainer.train(resume_from_checkpoint=…)`` loads it into a new feed.
 
+    Only training is attached. ``Trainer.evaluate`` averages over batches; evaluate in a callback or behind
+    ``train`` instead, with one pass over ``feed.stream("validation")``: sum the losses of ``arguments(mb)`` over
+    ``mb``, skip fillers, divide by the sum of ``num_loss_tokens``. The checkpoint holds that stream's place too.
+
     Raises ``ConfigError`` that lists every argument that has to change. A feed whose steps have another
     number of micro-batches than ``gradient_accumulation_steps`` is a ``ContractError`` in ``train``,
     before anything is trained.

@@ -3,9 +3,12 @@
 No socket, clock or thread is here: ``feed`` owns them and calls in. The transitions are a table,
 ``TRANSITIONS``: a message that has no row for the state is a ``ProtocolError`` and leaves it unchanged.
 
-    IDLE ── connected ──▶ GREETING ── WELCOME ──▶ STREAMING ── END handed out ──▶ ENDED
+    IDLE ── connected ──▶ GREETING ── WELCOME ──▶ STREAMING ── last END handed out ──▶ ENDED
               ▲  HELLO       │                       │
               └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
+
+An END that came with a snapshot ends a pass: the next one follows, and the state stays STREAMING. A reader
+that has ended still answers a server that has to meet all its readers again.
 
 The client hands out only its position: a lower one is a duplicate and dropped, a higher one makes it say
 HELLO again, a frame of another attempt is dropped. What was received and not handed out is dropped when
@@ -54,7 +57,7 @@ class State(Enum):
     IDLE = auto()  # not connected
     GREETING = auto()  # HELLO said, WELCOME not seen
     STREAMING = auto()
-    ENDED = auto()  # END was handed out
+    ENDED = auto()  # END was handed out, and nothing follows it
     FAILED = auto()
 
 
@@ -81,7 +84,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing follows what is ready: the loop ends behind it."""
+    """END stands behind what is ready: the loop ends there, or its pass does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +145,11 @@ class ClientSession:
         self.last_digest, self.position = digest, after
 
     def end_handed_out(self) -> None:
-        """The loop reached the end; END counts as a step of one."""
+        """The loop reached the end, of the stream or of a pass; END counts as a step of one."""
         self.position = Position(self.position.step + 1, 0)
-        self.state = State.ENDED
+        self.last_digest = b""
+        if self.position.step not in self.snapshots:  # END brings the next one where another pass follows
+            self.state = State.ENDED
 
     def saved(self, step: int | None = None) -> FeedState:
         """Where the loop stands, or the boundary before an earlier ``step`` that is still held.
@@ -158,24 +163,29 @@ class ClientSession:
         if not ORIGIN <= at <= taken or (at.step and not snapshot):
             held = ", ".join(str(known) for known in sorted(self.snapshots) if known <= taken.step) or "none"
             raise ContractError(f"no state before step {at.step} is held at {tuple(taken)}; held before steps: {held}")
-        return FeedState(self.identity.stream, at, self.fingerprint, snapshot)
+        # Whether the server was met by now may differ from rank to rank; the state does not.
+        return FeedState(self.identity.stream, at, self.fingerprint if at != ORIGIN else b"", snapshot)
 
     def resume(self, saved: FeedState) -> list[Effect]:
         """Begin at ``saved`` instead of the start, in an attempt that is still to form.
 
         Raises ``ContractError`` once the loop has taken something, or a state was loaded before.
         """
-        if self.position != ORIGIN:
-            raise ContractError(
-                f"load_state_dict at {tuple(self.position)}: a state is loaded once, before the first micro-batch; "
-                "make a new Feed"
-            )
+        self.require_fresh()
         if saved.position == ORIGIN:
             return []
         self.start = self.position = self.expected = saved.position
         self.snapshots = {saved.position.step: saved.snapshot} if saved.snapshot else {}
         self.attempt, self.fingerprint = NO_ATTEMPT, saved.fingerprint
         return self._greet() if self.state in (State.GREETING, State.STREAMING) else []
+
+    def require_fresh(self) -> None:
+        """Raise ``ContractError`` where it is too late to load a state."""
+        if self.position != ORIGIN:
+            raise ContractError(
+                f"load_state_dict with stream {self.identity.stream!r} at {tuple(self.position)}: a state is loaded "
+                "once, before the first micro-batch; make a new Feed"
+            )
 
     @property
     def _num_microbatches(self) -> int:
@@ -186,16 +196,19 @@ class ClientSession:
     # The connection ----------------------------------------------------------------------------------
 
     def connected(self) -> list[Effect]:
-        """A connection is up: say HELLO, unless there is nothing left to ask for."""
-        if self.state is State.ENDED:
-            return [Send(self.ack(0.0))]
+        """A connection is up: say HELLO."""
         return [] if self.state is State.FAILED else self._greet()
 
     def _greet(self) -> list[Effect]:
+        if self.state is State.ENDED:
+            return [Send(self._hello())]
         self.state = State.GREETING
         self.expected = self.position
+        return [Forget(), Send(self._hello())]
+
+    def _hello(self) -> Hello:
         who = self.identity
-        hello = Hello(
+        return Hello(
             min_version=PROTOCOL_VERSION,
             max_version=PROTOCOL_VERSION,
             stream=who.stream,
@@ -212,7 +225,6 @@ class ClientSession:
             window=who.window,
             patience_s=who.patience_s,
         )
-        return [Forget(), Send(hello)]
 
     def ack(self, idle_s: float) -> Ack:
         """Everything before ``position`` was handed out."""
@@ -276,13 +288,15 @@ class ClientSession:
             if step < max(below):
                 del self.snapshots[step]
 
-    def _end(self, message: End, _extra: Frames) -> list[Effect]:
+    def _end(self, message: End, extra: Frames) -> list[Effect]:
         if message.attempt != self.attempt or message.position < self.expected:
             return []
         if message.position > self.expected:
             return self._greet()
         self.waiting = None
         self.expected = Position(message.position.step + 1, 0)
+        if extra:
+            self.snapshots[self.expected.step] = bytes(extra[0])
         return [Finish()]
 
     def _give(self, message: Give, _extra: Frames) -> list[Effect]:
@@ -307,6 +321,16 @@ class ClientSession:
     def _fail(self, error: PackhorseError) -> list[Effect]:
         self.state = State.FAILED
         return [Fail(error)]
+
+    def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
+        """The others go on; this reader has taken all."""
+        return [Send(self.ack(0.0))] if message.attempt == self.attempt else []
+
+    def _error_at_end(self, message: ServerError, _extra: Frames) -> list[Effect]:
+        """Nothing is owed to this reader any more; what can be mended is."""
+        if message.fatal:
+            return []
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
     def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
         return []
@@ -339,5 +363,8 @@ TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.STREAMING, Reject): ClientSession._reject,
     (State.STREAMING, Give): ClientSession._give,
     **{(State.ENDED, kind): ClientSession._ignore for kind in FROM_SERVER},
+    (State.ENDED, Welcome): ClientSession._welcome_back,
+    (State.ENDED, Give): ClientSession._give,
+    (State.ENDED, ServerError): ClientSession._error_at_end,
     **{(State.FAILED, kind): ClientSession._ignore for kind in FROM_SERVER},
 }

@@ -1,8 +1,9 @@
 """The messages of the protocol and their frames.
 
-A message is one msgpack header, ``[tag, fields]``, with an exact schema (``schema``). Two messages carry
+A message is one msgpack header, ``[tag, fields]``, with an exact schema (``schema``). Three messages carry
 more frames: BATCH a payload with the arrays and, on the last micro-batch of a step, the snapshot of the
-stream after it; SNAPSHOT the snapshot. Nothing executable crosses the wire.
+stream after it; END the snapshot after it, where another pass follows; SNAPSHOT the snapshot. Nothing
+executable crosses the wire.
 
 An illegal message cannot be constructed: the dataclasses check their ranges.
 """
@@ -242,7 +243,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Server → client: no micro-batch follows. It has a position and is acknowledged like a BATCH."""
+    """Server → client: the stream ends here, or a pass over it. It has a position and is acknowledged like a BATCH.
+
+    It counts as a step of one. The snapshot behind it comes with it where the next pass follows.
+    """
 
     stream: str
     attempt: bytes
@@ -297,7 +301,7 @@ TAGS: dict[str, type] = {
 }
 NAMES = {kind: tag for tag, kind in TAGS.items()}
 DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
-EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), Snapshot: (1,)}
+EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapshot: (1,)}
 
 
 def encode(message: Message) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from packhorse.layout import ParallelLayout
 from packhorse.payload import narrowest
 from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
 from packhorse.rules.document import explain
-from packhorse_service.config import ServeConfig
+from packhorse_service.config import TRAIN, ServeConfig
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import open_tokenizer, resolve_contract
+from packhorse_service.streams import each_stream
 from packhorse_service.trainer_file import TrainerFile
 from packhorse_service.windows import check_window
 
-__all__ = ["Report", "as_json", "check_config", "explain_rule", "fill_bound", "load_lengths", "show"]
+__all__ = ["Report", "as_json", "check_config", "check_streams", "explain_rule", "fill_bound", "load_lengths", "show"]
 
 Lengths = npt.NDArray[np.int64]
 MASK_BYTES = 1 / 8  # the loss mask travels as bits
@@ -44,11 +45,34 @@ class Report:
     violations: tuple[Violation, ...]
     not_checked: tuple[Unchecked, ...]
     derived: Mapping[str, Any]
+    further: Mapping[str, Report] = field(default_factory=dict)  # of further streams, by name
 
     @property
     def ok(self) -> bool:
-        """No error; warnings do not count."""
-        return not errors(list(self.violations))
+        """No error, of any stream; warnings do not count."""
+        return not errors(list(self.violations)) and all(report.ok for report in self.further.values())
+
+
+def check_streams(
+    config: ServeConfig,
+    base: Path,
+    trainer: TrainerFile | None = None,
+    world_size: int | None = None,
+    lengths: Lengths | None = None,
+) -> Report:
+    """Check a configuration with all its streams; ``lengths`` are of training samples. Raises as ``check_config``.
+
+    A trainer's file declares the contract of its training; its facts hold for every stream.
+    """
+    facts = None if trainer is None else TrainerFile(trainer=trainer.trainer)
+
+    def report(name: str) -> Report:
+        if name == TRAIN:
+            return check_config(config, base, trainer, world_size, lengths)
+        return check_config(config.of_stream(name), base, facts, world_size)
+
+    reports = each_stream(config, report)
+    return replace(reports.pop(TRAIN), further=reports)
 
 
 def check_config(
@@ -58,7 +82,7 @@ def check_config(
     world_size: int | None = None,
     lengths: Lengths | None = None,
 ) -> Report:
-    """Check a configuration, and a trainer that would connect; no shard is read.
+    """Check one stream's configuration, and a trainer that would connect; no shard is read.
 
     Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary, or where a
     planning window makes no sense.
@@ -146,11 +170,17 @@ def fill_bound(lengths: Lengths, contract: ResolvedContract) -> dict[str, Any]:
 
 
 def as_json(report: Report) -> str:
-    """One JSON object: ``ok``, ``violations`` and ``derived``."""
+    """One JSON object: ``ok``, ``violations`` and ``derived``; ``streams`` holds one for each further stream."""
+    return json.dumps(_plain_report(report), indent=2, ensure_ascii=False)
+
+
+def _plain_report(report: Report) -> dict[str, Any]:
     violations = [{**asdict(violation), "message": violation.message} for violation in report.violations]
     not_checked = [{"rule": rule, "missing": list(missing)} for rule, missing in report.not_checked]
     derived = {**report.derived, "not_checked": not_checked}
-    return json.dumps({"ok": report.ok, "violations": violations, "derived": derived}, indent=2, ensure_ascii=False)
+    found = {"ok": report.ok, "violations": violations, "derived": derived}
+    further = {name: _plain_report(of_stream) for name, of_stream in report.further.items()}
+    return {**found, "streams": further} if further else found
 
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARN: "yellow"}
@@ -158,6 +188,14 @@ STYLES = {Severity.ERROR: "bold red", Severity.WARN: "yellow"}
 
 def show(report: Report, console: Console) -> None:
     """The report for a person."""
+    _show_stream(report, console)
+    for name, of_stream in report.further.items():
+        console.print(f"\n[bold]stream {_plain(name)}[/]", highlight=False)
+        _show_stream(of_stream, console)
+    console.print("[bold green]the contract holds[/]" if report.ok else "[bold red]the contract does not hold[/]")
+
+
+def _show_stream(report: Report, console: Console) -> None:
     if report.violations:
         folds = (Column("what is wrong", overflow="fold"), Column("what to change", overflow="fold"))
         table = Table("", Column("rule", no_wrap=True), *folds, show_lines=True)
@@ -172,7 +210,6 @@ def show(report: Report, console: Console) -> None:
     console.print(facts)
     for rule, missing in report.not_checked:
         console.print(f"[dim]not checked: {rule}, as nobody declared {', '.join(missing)}[/]", highlight=False)
-    console.print("[bold green]the contract holds[/]" if report.ok else "[bold red]the contract does not hold[/]")
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,7 @@
 """The configuration file: one YAML file, checked as a whole, with errors that name the field.
 
-Paths in it are relative to the file. Every field that has a default can be left out.
+Paths in it are relative to the file. Every field that has a default can be left out. The top level describes
+the stream ``train``; ``streams`` adds further ones by name, for evaluations.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from pydantic import (
     PlainValidator,
     ValidationError,
     create_model,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
-from packhorse.contract import BatchContract
+from packhorse.contract import BatchContract, Remainder
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
+from packhorse.wire import NAME_LIMIT
 from packhorse_service.decoding import BLOCK_BYTES
 from packhorse_service.mixing import MixBy, OnEnd
 from packhorse_service.packing import PackingAlgorithm
@@ -39,11 +42,13 @@ __all__ = [
     "PackingConfig",
     "ServeConfig",
     "SourceConfig",
+    "StreamConfig",
     "TokenizerConfig",
     "load_config",
 ]
 
 ENDLESS = "endless"
+TRAIN = "train"  # the stream that the top level describes
 
 
 def _epochs(value: object) -> int | str:
@@ -128,6 +133,41 @@ LayoutSection = _section("LayoutSection", ParallelLayout)
 ContractSection = _section("ContractSection", BatchContract)
 
 
+class StreamConfig(Section):
+    """A further stream: read in passes, each over all of its data.
+
+    What ``contract``, ``layout`` and ``packing`` leave out is that of the top level.
+    """
+
+    layout_section: LayoutSection = Field(default_factory=LayoutSection, alias="layout")  # type: ignore[valid-type]
+    contract_section: ContractSection = Field(default_factory=ContractSection, alias="contract")  # type: ignore[valid-type]
+    sources: dict[str, SourceConfig] = Field(min_length=1)
+    mixing: MixingConfig = MixingConfig()
+    packing: PackingConfig = PackingConfig()
+
+    @field_validator("sources")
+    @classmethod
+    def _finite(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
+        for name, source in sources.items():
+            if source.epochs == ENDLESS:
+                raise ConfigError(f"sources.{name}.epochs={ENDLESS!r} must be a number: a pass over the data ends")
+        return sources
+
+    @field_validator("mixing")
+    @classmethod
+    def _to_its_end(cls, mixing: MixingConfig) -> MixingConfig:
+        if mixing.on_end is not OnEnd.GO_ON:
+            raise ConfigError(f"mixing.on_end={str(mixing.on_end)!r} must be 'go_on': a pass is over all the data")
+        return mixing
+
+    @field_validator("contract_section")
+    @classmethod
+    def _in_full(cls, contract: Section) -> Section:
+        if getattr(contract, "remainder", None) is Remainder.DROP:
+            raise ConfigError("contract.remainder='drop' must be 'pad': a pass is over all the data")
+        return contract
+
+
 class ServeConfig(Section):
     """The whole file."""
 
@@ -145,8 +185,19 @@ class ServeConfig(Section):
     mixing: MixingConfig = MixingConfig()
     loading: LoadingConfig = LoadingConfig()
     packing: PackingConfig = PackingConfig()
+    streams: dict[str, StreamConfig] = {}  # further ones
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
     keys: bool = False  # send each segment's (source, shard, key)
+
+    @field_validator("streams")
+    @classmethod
+    def _named(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
+        for name in streams:
+            if name == TRAIN:
+                raise ConfigError(f"streams.{name}: the top level describes the stream {name!r}; give it another name")
+            if not 0 < len(name) <= NAME_LIMIT:
+                raise ConfigError(f"streams.{name}: a stream's name must have 1 … {NAME_LIMIT} characters")
+        return streams
 
     @property
     def layout(self) -> ParallelLayout:
@@ -155,6 +206,22 @@ class ServeConfig(Section):
     @property
     def contract(self) -> BatchContract:
         return BatchContract(**self.contract_section.model_dump())  # type: ignore[attr-defined]
+
+    def of_stream(self, name: str) -> ServeConfig:
+        """The configuration of one stream, as if it was the only one."""
+        if name == TRAIN:
+            return self
+        own = self.streams[name]
+        inherited = ("layout_section", "contract_section", "packing")
+        merged = {section: _over(getattr(self, section), getattr(own, section)) for section in inherited}
+        # What is left over at the end of a pass is never dropped, whatever training does.
+        merged["contract_section"] = merged["contract_section"].model_copy(update={"remainder": None})
+        return self.model_copy(update={**merged, "sources": own.sources, "mixing": own.mixing, "streams": {}})
+
+
+def _over(top: Section, own: Section) -> Section:
+    """What is set in ``own``, and of the top level where it is not."""
+    return top.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 def load_config(path: Path) -> ServeConfig:
@@ -191,20 +258,22 @@ def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
         return f"{where}: is required"
     reason = details.get("ctx", {}).get("error")
     if isinstance(reason, ConfigError):
-        return str(reason)
+        return ".".join([*path[:-1], str(reason)])  # it begins with the section that it was raised for
     return f"{where}={details['input']!r}: {details['msg'][0].lower()}{details['msg'][1:]}"
 
 
 def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
     """Names of the fields of the section that ``path`` leads to."""
-    for depth, part in enumerate(path):
+    parts = iter(path)
+    for part in parts:
         found = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
-        inner = found.get(part)
-        if depth == 0:
-            inner = SECTIONS.get(part, inner)
+        inner = NAMED.get(part) or SECTIONS.get(part) or found.get(part) if part in found else None
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             model = inner
+        if part in NAMED:
+            next(parts, None)  # a name that the file chose
     return [f.alias or name for name, f in model.model_fields.items()]
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig, "sources": SourceConfig}
+SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig}
+NAMED: dict[str, type[BaseModel]] = {"sources": SourceConfig, "streams": StreamConfig}  # by names of the file's choice

@@ -33,7 +33,7 @@ from packhorse.rules import Case, Severity, check
 from packhorse.trainer import TrainerFacts
 from packhorse_service.accounting import SourceCounts
 from packhorse_service.assembling import Segment, assembler_for
-from packhorse_service.config import ENDLESS, ServeConfig, SourceConfig
+from packhorse_service.config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.identity import StreamIdentity
@@ -78,13 +78,15 @@ class StreamPlan:
     identity: StreamIdentity
     warnings: tuple[str, ...]
     with_keys: bool
+    passes: bool = False  # read again and again, each time to its end
 
 
-def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamPlan:
-    """Describe the stream of a configuration whose paths are relative to ``base``.
+def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPlan:
+    """Describe one stream of a configuration whose paths are relative to ``base``.
 
     Raises ``ConfigError``, ``SourceError`` (shards) or ``ContractError`` (all broken rules at once).
     """
+    config = config.of_stream(name)
     layout, declared = config.layout, config.contract
     spec, tokenizer = open_tokenizer(config, base)
     contract = resolve_contract(declared, layout, tokenizer)
@@ -125,6 +127,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = "train") -> StreamP
         identity=_identity(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         warnings=(*map(str, broken), *_slow_shards(settings)),
         with_keys=config.keys,
+        passes=name != TRAIN,
     )
 
 
@@ -363,16 +366,25 @@ class Pipeline:
             for p in segment
         )
 
+    def _begin(self, step: int) -> None:
+        """Stand before the first sample, which belongs to ``step``."""
+        self._fresh()
+        self._windows.begin(step)
+        self.step = step
+        self._stream.restart()
+
+    def begin_pass(self) -> bytes:
+        """Stand at the beginning again, behind the end, which counts as a step; the snapshot of that place."""
+        self._begin(self.step + 1)
+        return self._snapshot(self.step)
+
     def restore(self, snapshot: bytes | None) -> None:
         """Stand where the snapshot was taken, or at the beginning.
 
         Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
         """
         if snapshot is None:
-            self._fresh()
-            self._windows.begin(0)
-            self.step = 0
-            self._stream.restart()
+            self._begin(0)
             return
         decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
         if decoded.cut_length != self._cut_length:

@@ -47,7 +47,8 @@ class CostModel:
 def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
     """Deal a window's packs, given by cost, to its steps: ``dealt[step]`` are the packs of that step, in order.
 
-    ``len(costs)`` is a multiple of ``steps``. Which run of a stratum a step gets is drawn from ``seed``.
+    ``len(costs)`` is a multiple of ``steps``. Which run of a stratum a step gets is drawn from ``seed`` and the
+    costs, never from the steps' numbers: every pass over the same data is dealt alike.
     """
     if steps == 1:
         return [list(range(len(costs)))]
@@ -58,7 +59,7 @@ def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
     for stratum in range(STRATA):
         run = edges[stratum + 1] - edges[stratum]
         first = edges[stratum] * steps
-        for step, place in enumerate(permutation(steps, seed_of(seed, stratum)).tolist()):
+        for step, place in enumerate(permutation(steps, seed_of(seed, stratum, *costs)).tolist()):
             start = first + place * run
             dealt[step] += by_cost[start : start + run]
     return [sorted(packs) for packs in dealt]

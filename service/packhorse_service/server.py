@@ -1,8 +1,11 @@
 """The server's only socket and clock.
 
-One thread owns the ROUTER: it decodes what arrives, gives it to the stream's session and carries out the
-effects. A second thread runs the pipeline, so that the loop answers while a step is being made; the two
-meet in queues. ROUTER is told to fail rather than drop (``ROUTER_MANDATORY``), and never blocks.
+One thread owns the ROUTER: it decodes what arrives, gives it to the session of the stream that it names and
+carries out the effects. Each stream has a thread of its own that runs its pipeline (``producer``). ROUTER is
+told to fail rather than drop (``ROUTER_MANDATORY``), and never blocks.
+
+The first stream is what the server is there for: it ends with its readers. Those of a further stream come and
+go, or never come; what fails there ends only that stream.
 """
 
 from __future__ import annotations
@@ -10,27 +13,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import secrets
 import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import zmq
 
-from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
-from packhorse.wire import ErrorCode, ServerError, decode, encode
+from packhorse.errors import ConfigError, ContractError, ProtocolError
+from packhorse.wire import Bye, ErrorCode, Message, Reject, ServerError, decode, encode
 from packhorse_service.accounting import describe_counts
 from packhorse_service.attempt import Phase
-from packhorse_service.framing import FramedStep
+from packhorse_service.dismissal import refusal
+from packhorse_service.loading import Engine
 from packhorse_service.notices import describe
 from packhorse_service.offer import Offer, readers_of
-from packhorse_service.pipeline import Pipeline
+from packhorse_service.pipeline import StreamPlan
+from packhorse_service.producer import Failed, Made, NotRestored, Producer, Restored
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
 
 __all__ = ["Server"]
@@ -45,91 +48,51 @@ LINGER_MS = 1_000
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
+PRODUCERS_S = 2.0  # for a step that is being made
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    round: int
-    step: FramedStep | None
+class Served:
+    """One stream: its half of the protocol, and the thread that makes its steps."""
 
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotRestored:
-    round: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    message: str
-
-
-Result = Made | Restored | NotRestored | Failed
-
-
-class Producer(threading.Thread):
-    """Runs the pipeline on request. Results are put in ``results``, and the bell is rung."""
-
-    def __init__(self, pipeline: Pipeline, bell: socket.socket) -> None:
-        super().__init__(name="packhorse-producer", daemon=True)
-        self.requests: queue.SimpleQueue[Make | Restore | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._pipeline = pipeline
-        self._bell = bell
-
-    def run(self) -> None:
-        while (request := self.requests.get()) is not None:
-            result: Result
-            try:
-                result = self._carry_out(request)
-            except PackhorseError as error:
-                result = Failed(str(error))
-            except Exception as error:
-                log.exception("the pipeline failed")
-                result = Failed(f"{type(error).__name__}: {error}")
-            self.results.put(result)
-            with contextlib.suppress(OSError):  # the loop has stopped listening
-                self._bell.send(b"\0")
-
-    def _carry_out(self, request: Make | Restore) -> Result:
-        match request:
-            case Make(round_, _):
-                return Made(round_, self._pipeline.next_step())
-            case Restore(round_, snapshot):
-                try:
-                    self._pipeline.restore(snapshot)
-                except (ContractError, ProtocolError) as error:
-                    return NotRestored(round_, str(error))
-                return Restored(round_)
+    name: str
+    session: StreamSession
+    producer: Producer
 
 
 class Server:
-    """Serves one pipeline's stream until every reader has left, the end was long ago, or a signal."""
+    """Serves streams until every reader of the first has left, its end was long ago, or a signal."""
 
     def __init__(
-        self, pipeline: Pipeline, listen: str, *, steps_ahead: int = 2, end_grace_s: float = END_GRACE_S
+        self,
+        streams: Sequence[tuple[StreamPlan, Engine]],
+        listen: str,
+        *,
+        steps_ahead: int = 2,
+        end_grace_s: float = END_GRACE_S,
     ) -> None:
-        plan = pipeline.plan
-        self._session = StreamSession(
-            Offer(
-                server=secrets.token_bytes(8),
-                stream=plan.name,
-                layout=plan.layout,
-                contract=plan.contract,
-                fingerprint=plan.identity.fingerprint,
-                readers=readers_of(plan.layout, plan.contract.readers),
-                steps_ahead=steps_ahead,
-            )
-        )
         self._end_grace_s = end_grace_s
         self._bell, self._ear = socket.socketpair()
-        self._pipeline = pipeline
-        self._producer = Producer(pipeline, self._bell)
+        name = secrets.token_bytes(8)
+        self._streams = {
+            plan.name: Served(
+                plan.name,
+                StreamSession(
+                    Offer(
+                        server=name,
+                        stream=plan.name,
+                        layout=plan.layout,
+                        contract=plan.contract,
+                        fingerprint=plan.identity.fingerprint,
+                        readers=readers_of(plan.layout, plan.contract.readers),
+                        steps_ahead=steps_ahead,
+                    )
+                ),
+                Producer(plan, engine, self._ring),
+            )
+            for plan, engine in streams
+        }
+        self._first, *self._further = self._streams.values()
         self._stopping: str | None = None
         self._failed_s = 0.0
         self._context = zmq.Context()
@@ -171,7 +134,11 @@ class Server:
     def stop(self, why: str) -> None:
         """End the loop soon; safe from a signal handler."""
         self._stopping = why
-        with contextlib.suppress(OSError):
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wake the loop; safe from any thread."""
+        with contextlib.suppress(OSError):  # the loop has stopped listening
             self._bell.send(b"\0")
 
     @contextlib.contextmanager
@@ -193,23 +160,34 @@ class Server:
     def serve(self) -> bool:
         """Run until done; whether every reader left in order.
 
-        Raises ``PackhorseError`` where the stream failed; the readers have been told the same.
+        Raises ``PackhorseError`` where a stream failed; its readers have been told the same.
         """
-        self._producer.start()
+        for stream in self._streams.values():
+            stream.producer.start()
         try:
-            self._carry_out(self._session.warm_up())
-            return self._loop()
+            self._carry_out(self._first, self._first.session.warm_up())
+            in_order = self._loop()
         finally:
             self._close()
-            for line in describe_counts(self._pipeline.counts):
-                log.info("%s", line)
+            for stream in self._streams.values():
+                for line in describe_counts(stream.producer.counts):
+                    log.info("%s%s", self._label(stream), line)
+        for stream in self._further:
+            if stream.session.failure is not None:
+                raise StreamFailed(f"{self._label(stream)}{stream.session.failure}")
+        return in_order
+
+    def _label(self, stream: Served) -> str:
+        """Whose line it is, where there are several streams."""
+        return f"stream {stream.name!r}: " if self._further else ""
 
     def _loop(self) -> bool:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._ear.fileno(), zmq.POLLIN)
         reported = 0.0
-        while self._stopping is None and not self._session.done:
+        first = self._first.session
+        while self._stopping is None and not first.done:
             events = dict(poller.poll(POLL_MS))
             now = time.monotonic()
             if self._ear.fileno() in events:
@@ -217,25 +195,39 @@ class Server:
                 self._take_results(now)
             if self._socket in events:
                 self._read(now)
-            self._carry_out(self._session.tick(now))
+            for stream in self._streams.values():
+                self._carry_out(stream, stream.session.tick(now))
             self._leave_if_failed(now)
-            if self._session.phase is Phase.ENDED and now - self._session.phase_since_s > self._end_grace_s:
+            if first.phase is Phase.ENDED and now - self._last_needed_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
                 return False
             if now - reported > REPORT_S:
-                log.info("%s", describe(self._session))
+                for stream in self._streams.values():
+                    log.info("%s%s", self._label(stream), describe(stream.session))
                 reported = now
         if self._stopping is not None:
             log.info("stopped by %s", self._stopping)
-        return self._session.done
+        return first.done
+
+    @property
+    def _last_needed_s(self) -> float:
+        """When the first stream ended, or a reader of another, which may evaluate behind that end, was heard last."""
+        heard = [stream.session.heard_s for stream in self._further]
+        return max([self._first.session.phase_since_s, *heard])
 
     def _leave_if_failed(self, now: float) -> None:
-        """A failed stream is over once every reader has heard of it, or should have."""
-        failure = self._session.failure
+        """Where the first stream failed, the server is over once every reader has heard of it, or should have."""
+        failure = self._first.session.failure
         if failure is None:
             return
-        self._failed_s = self._failed_s or now
-        if self._session.failure_heard or now - self._failed_s > FAREWELL_S:
+        if not self._failed_s:
+            self._failed_s = now
+            for stream in self._further:
+                if stream.session.failure is None:
+                    text = f"stream {self._first.name!r} has failed, and the server ends: {failure}"
+                    self._carry_out(stream, stream.session.fail(text))
+        heard = all(stream.session.failure_heard for stream in self._streams.values())
+        if heard or now - self._failed_s > FAREWELL_S:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
@@ -247,48 +239,66 @@ class Server:
                 except ProtocolError as error:
                     self._refuse(peer, str(error))
                     continue
-                self._carry_out(self._session.receive(peer, message, extra, now))
+                stream = self._streams.get(message.stream)
+                if stream is not None:
+                    self._carry_out(stream, stream.session.receive(peer, message, extra, now))
+                elif not isinstance(message, Bye):
+                    self._refuse_stream(peer, message)
 
     def _refuse(self, peer: bytes, message: str) -> None:
         log.warning("a message that the protocol does not allow: %s", message)
-        error = ServerError(stream=self._session.offer.stream, code=ErrorCode.HELLO, message=message, fatal=True)
-        self._carry_out([Send(peer, error)])
+        error = ServerError(stream=self._first.name, code=ErrorCode.HELLO, message=message, fatal=True)
+        self._carry_out(self._first, [Send(peer, error)])
+
+    def _refuse_stream(self, peer: bytes, message: Message) -> None:
+        """There is no such stream here; say which there are."""
+        want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
+        violation = refusal("STREAM", "stream", want, message.stream, remedy)
+        self._carry_out(self._first, [Send(peer, Reject(stream=message.stream, violations=(violation,)))])
 
     def _take_results(self, now: float) -> None:
-        while not self._producer.results.empty():
-            result = self._producer.results.get()
-            match result:
-                case Made(round_, step):
-                    self._carry_out(self._session.made(round_, step, now))
-                case Restored(round_):
-                    self._carry_out(self._session.restored(round_, now))
-                case NotRestored(round_, message):
-                    self._carry_out(self._session.not_restored(round_, message, now))
-                case Failed(message):
-                    self._carry_out(self._session.fail(message))
+        for stream in self._streams.values():
+            while not stream.producer.results.empty():
+                self._take_result(stream, now)
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _take_result(self, stream: Served, now: float) -> None:
+        session = stream.session
+        match stream.producer.results.get():
+            case Made(round_, step, behind):
+                self._carry_out(stream, session.made(round_, step, now, behind))
+            case Restored(round_):
+                self._carry_out(stream, session.restored(round_, now))
+            case NotRestored(round_, message):
+                self._carry_out(stream, session.not_restored(round_, message, now))
+            case Failed(message):
+                log.error("%s%s", self._label(stream), message)
+                self._carry_out(stream, session.fail(message))
+
+    def _carry_out(self, stream: Served, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    self._send(peer, [encode(message), *extra])
+                    self._send(stream, peer, [encode(message), *extra])
                 case Make() | Restore():
-                    self._producer.requests.put(effect)
+                    stream.producer.requests.put(effect)
 
-    def _send(self, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
+    def _send(self, stream: Served, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
         try:
             self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._session.lost(peer)
+            stream.session.lost(peer)
 
     def _close(self) -> None:
-        self._producer.requests.put(None)
+        for stream in self._streams.values():
+            stream.producer.requests.put(None)
         self._socket.close()
         self._context.term()
         self._bell.close()
-        self._producer.join(timeout=2)
+        deadline = time.monotonic() + PRODUCERS_S
+        for stream in self._streams.values():
+            stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
         self._ear.close()
 
 

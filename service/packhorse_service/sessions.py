@@ -6,6 +6,7 @@ No socket, clock or thread is here: ``server`` owns them and calls in. The trans
     FORMING ── all HELLOs ──▶ RESTORING ── made again ──▶ WELCOMING ── all ACKs ──▶ RUNNING ── all took END ──▶ ENDED
        ▲ no attempt yet            snapshot asked for          WELCOME sent
 
+An END that only ends a pass is a step of the stream like any other, with the snapshot behind it.
 A running attempt is untouched until a new one has formed (``meeting``): whoever says HELLO meanwhile waits.
 """
 
@@ -61,6 +62,7 @@ class StreamSession:
     supply: Supply = field(init=False)
     _dismissal: Dismissal = field(init=False)
     phase_since_s: float = 0.0
+    heard_s: float = 0.0  # when a message came last
     _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
     _asked: tuple[bytes, int, bytes] | None = None  # (peer, step, digest) of the snapshot asked for
     _told: set[bytes] = field(default_factory=set)  # connections that must still hear of the failure
@@ -91,6 +93,7 @@ class StreamSession:
 
     def receive(self, peer: bytes, message: Message, extra: Frames, now: float) -> list[Effect]:
         """One message from a reader."""
+        self.heard_s = now
         if self.failure is not None:
             return self._say_failure(peer, message)
         transition = TRANSITIONS.get((self.phase, type(message)))
@@ -98,11 +101,14 @@ class StreamSession:
             return [self._error(peer, ErrorCode.HELLO, f"{type(message).__name__} has no place here; say HELLO")]
         return transition(self, peer, message, extra, now)
 
-    def made(self, round_: int, step: FramedStep | None, now: float) -> list[Effect]:
-        """A step that ``Make`` asked for; ``None`` where the stream ended before it."""
+    def made(self, round_: int, step: FramedStep | None, now: float, behind: bytes = b"") -> list[Effect]:
+        """A step that ``Make`` asked for; ``None`` where the stream ended before it.
+
+        ``behind`` is the snapshot behind that end, where it only ends a pass.
+        """
         if round_ != self._round:
             return []
-        self.supply.made(step)
+        self.supply.made(step, behind)
         diverged = self.roster.diverged(step, self._num_microbatches) if step is not None else None
         return self.fail(diverged, ErrorCode.DIVERGED) if diverged else self._pump(now)
 
@@ -314,7 +320,7 @@ class StreamSession:
         floor = self.roster.floor
         self.supply.release(floor.step)
         effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
-        if self.supply.end is not None and floor.step > self.supply.end:
+        if self.supply.last is not None and floor.step > self.supply.last:
             self._enter(Phase.ENDED, now)
         return effects + self._ask_for_step()
 
@@ -324,19 +330,22 @@ class StreamSession:
             if message is None:
                 break
             yield Send(reader.peer, message, extra)
-        owed = reader.sent == reader.acked and self.supply.end != reader.sent.step - 1
+        owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
         reader.owed_since_s = (reader.owed_since_s or now) if owed else None
 
     def _in_flight(self, reader: Reader) -> int:
-        steps = reader.sent.step - reader.acked.step
-        return steps * self._num_microbatches + reader.sent.index - reader.acked.index
+        steps, ends = reader.sent.step - reader.acked.step, 0
+        if self.supply.ends:  # each is a step of one
+            ends = self.supply.ends_between(reader.acked.step, reader.sent.step)
+        return (steps - ends) * self._num_microbatches + ends + reader.sent.index - reader.acked.index
 
     def _next_for(self, reader: Reader) -> tuple[Message | None, Frames]:
         """The reader's next message, moving ``sent`` behind it."""
         at = reader.sent
-        if at.step == self.supply.end:
+        behind = self.supply.ends.get(at.step)
+        if behind is not None:
             reader.sent = Position(at.step + 1, 0)
-            return End(stream=self.offer.stream, attempt=self.attempt, position=at), ()
+            return End(stream=self.offer.stream, attempt=self.attempt, position=at), (behind,) if behind else ()
         step = self.supply.steps.get(at.step)
         if step is None:
             return None, ()

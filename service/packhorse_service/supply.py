@@ -1,7 +1,7 @@
-"""The steps a stream holds: which are made, which may be made next, where the stream ends.
+"""The steps a stream holds: which are made, which may be made next, where the stream or a pass over it ends.
 
 Step s is made when step s - ``steps_ahead`` is acknowledged by every reader, so a stream holds at most
-``steps_ahead`` + 1 steps, and the slowest reader's next micro-batch always exists.
+``steps_ahead`` + 1 steps, and the slowest reader's next micro-batch always exists. An END counts as a step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ NOWHERE = -1
 class Supply:
     steps_ahead: int
     steps: dict[int, FramedStep] = field(default_factory=dict)
+    ends: dict[int, bytes] = field(default_factory=dict)  # where an END stands -> the snapshot behind it
     next_step: int = 0  # the next to be asked for
     making: bool = False
-    end: int | None = None  # the step at which END stands
+    last: int | None = None  # where the END stands that nothing follows
 
     def holds(self, step: int) -> bool:
         """Whether the stream can go on from ``step`` without being made again."""
-        return step in self.steps or step in (self.next_step, self.end)
+        return step in self.steps or step in self.ends or step == self.next_step
 
     def lose(self) -> None:
         """Nobody knows where the pipeline stands: whoever comes next has it restored."""
@@ -35,30 +36,40 @@ class Supply:
     def reset(self, step: int) -> None:
         """The stream is made again from ``step`` on."""
         self.steps.clear()
-        self.next_step, self.making, self.end = step, False, None
+        self.ends.clear()
+        self.next_step, self.making, self.last = step, False, None
 
     def release(self, before: int) -> None:
         """Every reader has taken the steps before this one."""
-        for step in [s for s in self.steps if s < before]:
-            del self.steps[step]
+        for held in (self.steps, self.ends):
+            for step in [s for s in held if s < before]:
+                del held[step]
+
+    def ends_between(self, begin: int, end: int) -> int:
+        """ENDs at ``begin`` or later, and before ``end``."""
+        return sum(begin <= step < end for step in self.ends)
 
     def ask(self, lowest: int) -> int | None:
         """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
         if (
             self.next_step == NOWHERE
             or self.making
-            or self.end is not None
+            or self.last is not None
             or self.next_step >= lowest + self.steps_ahead
         ):
             return None
         self.making = True
         return self.next_step
 
-    def made(self, step: FramedStep | None) -> None:
-        """The step asked for; ``None`` where the stream has ended before it."""
+    def made(self, step: FramedStep | None, behind: bytes = b"") -> None:
+        """The step asked for; ``None`` where END stands in its place.
+
+        ``behind`` is the snapshot behind END, where another pass follows.
+        """
         self.making = False
-        if step is None:
-            self.end = self.next_step
-        else:
+        if step is not None:
             self.steps[step.step] = step
-            self.next_step = step.step + 1
+        else:
+            self.ends[self.next_step] = behind
+            self.last = None if behind else self.next_step
+        self.next_step += self.last is None

@@ -23,7 +23,6 @@ from packhorse_service.assembling import Segment
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, deal_window
 from packhorse_service.row_building import segment_slots
-from packhorse_service.shuffling import seed_of
 from packhorse_service.snapshot import DIGEST_BYTES, OUTSIDE, WindowMark, inside_window
 
 __all__ = ["DealtStep", "WindowPlan", "Windows", "check_window", "window_plan"]
@@ -128,8 +127,8 @@ class Windows:
                 f"snapshot: the window at step {first} had {mark.steps} steps, our data has {steps}; the shards differ"
             )
         costs = [plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in packs]
-        whole, seed = steps * plan.packs, seed_of(plan.seed, "window", first)
-        dealt = deal_window(costs[:whole], steps, seed) if steps else []
+        whole = steps * plan.packs
+        dealt = deal_window(costs[:whole], steps, plan.seed) if steps else []
         for number, of_step in enumerate(dealt, start=1):
             here = WindowMark(number, steps, plan.steps, plan.packs, plan.digest)
             behind = snapshots[-1] if number == steps else inside_window(snapshots[0], here)

@@ -167,16 +167,20 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
         (state, message, state, [])
         for state in (State.ENDED, State.FAILED)
         for message in (
-            welcome(),
+            welcome(attempt=OTHER),
             EXAMPLES["REJECT"],
-            GIVE,
             EXAMPLES["WAIT"],
-            error(),
             error(fatal=True),
             batch(AT),
             end(AT),
         )
     ),
+    (State.FAILED, GIVE, State.FAILED, []),
+    # A reader that has ended answers, so that the others can go on.
+    (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
+    (State.ENDED, GIVE, State.ENDED, ["Send Snapshot"]),
+    (State.ENDED, error(ErrorCode.HELLO), State.ENDED, ["Send Hello"]),
+    (State.ENDED, error(ErrorCode.REJOIN), State.ENDED, ["Reconnect"]),
 ]
 
 
@@ -278,9 +282,12 @@ def test_hello_is_said_at_the_position_of_the_loop_and_not_of_what_was_received(
     assert greeting(session).position == session.expected == Position(0, 1)
 
 
-def test_a_reader_that_has_ended_only_acknowledges() -> None:
-    session = session_in(State.ENDED, taken=2)
-    assert sent(session.connected()) == [Ack(stream="train", attempt=ATTEMPT, position=Position(1, 0), idle_s=0.0)]
+def test_a_reader_that_has_ended_says_so_to_a_server_that_must_meet_all_readers_again() -> None:
+    session = session_in(State.ENDED, taken=NUM_MICROBATCHES)
+    (hello,) = sent(session.connected())
+    assert isinstance(hello, Hello)
+    assert (hello.attempt, hello.position) == (ATTEMPT, Position(2, 0))
+    assert session.receive(welcome(), []) == [Send(session.ack(0.0))]
     assert session.state is State.ENDED
 
 
@@ -448,6 +455,17 @@ def test_the_end_has_a_position_and_is_acknowledged() -> None:
     session.end_handed_out()
     assert (session.state, session.position) == (State.ENDED, Position(2, 0))
     assert session.ack(3.5) == Ack(stream="train", attempt=ATTEMPT, position=Position(2, 0), idle_s=3.5)
+
+
+def test_behind_the_end_of_a_pass_the_next_one_goes_on() -> None:
+    session = session_in(State.STREAMING, taken=NUM_MICROBATCHES)
+    assert session.receive(end(Position(1, 0)), [snapshot_before(2)]) == [Finish()]
+    assert kinds(session.receive(batch((2, 0)), [b"payload"])) == ["Deliver"]
+    session.end_handed_out()
+    assert (session.state, session.position, session.last_digest) == (State.STREAMING, Position(2, 0), b"")
+    assert session.saved().snapshot == snapshot_before(2)
+    session.handed_out(Position(2, 0), digest_at(Position(2, 0)))
+    assert session.position == Position(2, 1)
 
 
 def test_the_end_twice_is_a_duplicate() -> None:

@@ -508,7 +508,7 @@ def test_a_container_of_a_huge_promised_size_is_refused() -> None:
 @pytest.mark.parametrize("tag", EXAMPLES)
 def test_a_wrong_number_of_frames_is_refused(tag: str) -> None:
     header = encode(EXAMPLES[tag])
-    allowed = {"BATCH": {1, 2}, "SNAPSHOT": {1}}.get(tag, {0})
+    allowed = {"BATCH": {1, 2}, "END": {0, 1}, "SNAPSHOT": {1}}.get(tag, {0})
     for count in range(4):
         frames = [header, *[b"frame"] * count]
         if count in allowed:

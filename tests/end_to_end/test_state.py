@@ -193,18 +193,20 @@ def test_inside_a_window_another_window_is_refused_with_the_steps_where_windows_
 
 # As saved before step 5; only its form matters.
 GOOD: dict[str, object] = {
-    "version": 1,
+    "version": 2,
     "stream": "train",
     "position": [5, 0],
     "fingerprint": "00" * 16,
     "snapshot": "c25hcHNob3Q=",
+    "further": [["validation", [0, 0], "", ""]],
 }
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"version": 2}, "version=2"),
+        ({"version": 1}, "version=1 is not known here, must be 2"),
+        ({"version": 3}, "version=3"),
         ({"stream": "validation"}, "'validation'.*'train'"),
         ({"position": [5]}, "position"),
         ({"position": [-1, 0]}, "position"),
@@ -216,6 +218,14 @@ GOOD: dict[str, object] = {
         ({"fingerprint": "xyz"}, "fingerprint"),
         ({"fingerprint": "00"}, "fingerprint"),
         ({"extra": 1}, "unknown: extra"),
+        ({"further": "validation"}, "further='validation' must be a list"),
+        (
+            {"further": [["validation", [0, 0]]]},
+            r"further=\['validation', .* must be lists of stream, position",
+        ),
+        ({"further": [[3, [0, 0], "", ""]]}, "stream=3 must be a name"),
+        ({"further": [["validation", [4, 0], "00" * 16, ""]]}, "stream 'validation': snapshot of 0 bytes"),
+        ({"further": [["train", [0, 0], "", ""]]}, "names a stream twice: train, train"),
     ],
     ids=str,
 )

@@ -244,7 +244,7 @@ def test_a_window_of_rows_that_cost_the_same_is_refused(corpus: Corpus, contract
 
 
 def test_steps_are_dealt_anew_in_every_window(corpus: Corpus) -> None:
-    """The seed of a window is that of its first step: no place in a window always gets the same stratum."""
+    """The seed of a window is made of its costs: no place in a window always gets the same stratum."""
     plan = corpus.plan(of_each={"epochs": "endless"}, packing={"window": 2}, contract={"global_batch_size": 4})
     steps = run_plan(plan, limit=24)
     first_is_longer = []

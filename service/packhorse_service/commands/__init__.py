@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,16 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
-from packhorse_service.checking import as_json, check_config, explain_rule, load_lengths, show
+from packhorse_service.checking import as_json, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.config import load_config
 from packhorse_service.offer import readers_of
-from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
+from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.streams import plan_streams
 from packhorse_service.tokenising import TokenizerSpec
 from packhorse_service.trainer_file import load_trainer
 
@@ -66,20 +68,21 @@ def serve(
     """
     _log_to_stderr(log_level)
     described = load_config(config)
-    stream = plan_stream(described, config.parent)
-    for warning in stream.warnings:
+    plans = plan_streams(described, config.parent)
+    for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
-    engine = make_engine(described, stream)
-    try:
-        server = Server(Pipeline(stream, engine), listen or described.listen, steps_ahead=described.steps_ahead)
+    with ExitStack() as engines:
+        streams = [(stream, make_engine(described, stream)) for stream in plans]
+        for _, engine in streams:
+            engines.callback(engine.close)
+        server = Server(streams, listen or described.listen, steps_ahead=described.steps_ahead)
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
-        readers = len(readers_of(stream.layout, stream.contract.readers))
-        log.info("listening on %s for %d readers, %s", server.endpoint, readers, stream.layout)
+        for stream in plans:
+            readers = len(readers_of(stream.layout, stream.contract.readers))
+            log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
-    finally:
-        engine.close()
 
 
 @app.command()
@@ -106,7 +109,7 @@ def check(
         return 0
     if config is None:
         raise ConfigError("FEED.YAML is missing; name the configuration, or a rule with --explain")
-    report = check_config(
+    report = check_streams(
         load_config(config),
         config.parent,
         None if trainer is None else load_trainer(trainer),

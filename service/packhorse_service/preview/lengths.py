@@ -16,7 +16,6 @@ from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.planning import CostModel, deal_window, plan_step
 from packhorse_service.preview.figures import Ints
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
-from packhorse_service.shuffling import seed_of
 from packhorse_service.stream import CUTS, OverLength
 
 __all__ = ["Advance", "LengthsOptions", "PlannedLengths", "broken_rules", "plan_lengths", "simulate"]
@@ -130,16 +129,14 @@ class _LengthStream:
     def steps(self) -> Iterator[StepFacts]:
         size, window = self._planning.micro_batches, self._planning.window
         packs = self._packs()
-        first = 0
         while taken := list(islice(packs, size * window)):
             steps = len(taken) // size
-            whole, seed = steps * size, seed_of(0, "window", first)
-            dealt = deal_window([pack.cost for pack in taken[:whole]], steps, seed) if steps else []
+            whole = steps * size
+            dealt = deal_window([pack.cost for pack in taken[:whole]], steps, seed=0) if steps else []
             if len(taken) > whole and self._planning.contract.remainder is Remainder.PAD:
                 dealt.append(list(range(whole, len(taken))))
             for of_step in dealt:
                 yield self._planned([taken[pack] for pack in of_step])
-            first += steps
 
     def _planned(self, packs: list[MicroBatchFacts]) -> StepFacts:
         missing = self._planning.micro_batches - len(packs)

@@ -1,0 +1,161 @@
+"""The client's only socket and its owner thread, and what it shares with the loop under one condition.
+
+The thread always reads: only the delivery window bounds what is ready. It rebuilds micro-batches, into
+pinned memory where there is CUDA, while the loop trains, and acknowledges what the loop takes, several at
+once where that is fast.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from packhorse.arrays import Arrays, finisher
+from packhorse.dealer import ConnectionEvent, Dealer
+from packhorse.errors import PackhorseError, ProtocolError, TransportError
+from packhorse.handover import Handover
+from packhorse.microbatch import MicroBatch
+from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Reconnect, Send, State
+from packhorse.views import view_microbatch
+from packhorse.wire import decode, encode
+
+__all__ = ["Connection"]
+
+KEEP_ALIVE_S = 1.0
+
+
+class Connection:
+    """One stream's, of one rank."""
+
+    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays) -> None:
+        self.endpoint = endpoint
+        self.session = session
+        self.changed = threading.Condition()
+        self.handover = Handover(session)
+        self.asking_since: float | None = None
+        self.last_asked = time.monotonic()
+        self.leaving = False
+        self._stopping = False
+        self._finish = finisher(arrays)
+        self._dealer = Dealer(endpoint)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the thread: there is something to say."""
+        self._dealer.ring()
+
+    # The thread --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Own the socket until asked to stop; an error ends up in the loop."""
+        try:
+            self._work()
+        except PackhorseError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear that nothing will come
+            self._fail(TransportError(f"{self.endpoint}: the feed failed: {type(error).__name__}: {error}"))
+        finally:
+            self._close()
+
+    def _work(self) -> None:
+        next_keep_alive = 0.0
+        while not self._stopping:
+            rung = self._dealer.wait(KEEP_ALIVE_S)
+            self._watch()
+            self._read()
+            if rung:
+                self._say_unsaid()
+            now = time.monotonic()
+            if rung or now >= next_keep_alive:
+                self._acknowledge(now)
+                next_keep_alive = now + KEEP_ALIVE_S
+
+    def _watch(self) -> None:
+        """Follow the connection: a new one says HELLO."""
+        for event in self._dealer.events():
+            self.handover.connected = event is ConnectionEvent.UP
+            if event is ConnectionEvent.UP:
+                self._carry_out(self._locked(self.session.connected))
+            else:
+                self.handover.last_failure = "the connection was closed"
+
+    def _read(self) -> None:
+        for frames in self._dealer.messages():
+            message, extra = decode(frames)
+            self._carry_out(self._locked(partial(self.session.receive, message, extra)))
+
+    def _locked(self, transition: Callable[[], list[Effect]]) -> list[Effect]:
+        """One transition of the session; what it forgets, the loop must not take meanwhile."""
+        with self.changed:
+            effects = transition()
+            if any(isinstance(effect, Forget) for effect in effects):
+                self.handover.forget()
+            return effects
+
+    def _close(self) -> None:
+        if self.leaving or self.session.state is State.ENDED:
+            self._dealer.linger()
+            if self.handover.connected:
+                self._acknowledge(time.monotonic())  # the loop may have taken the last one just now
+                self._send(Send(self.session.bye()))
+        self._dealer.close()
+
+    def _say_unsaid(self) -> None:
+        effects = self._locked(lambda: self.handover.unsaid)
+        self._carry_out(effects)
+        with self.changed:
+            self.handover.said(effects)
+            self.changed.notify_all()
+
+    def _acknowledge(self, now: float) -> None:
+        with self.changed:
+            if not self.handover.connected or self.session.state not in (State.STREAMING, State.ENDED):
+                return
+            idle = 0.0 if self.asking_since is not None else now - self.last_asked
+            ack = self.session.ack(idle)
+        self._send(Send(ack))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect)
+                case Deliver():
+                    self._deliver(effect)
+                case Forget():
+                    pass  # done already, together with the transition
+                case Finish():
+                    self._make_ready(None)
+                case Reconnect():
+                    self.handover.connected = False
+                    self._dealer.reconnect()
+                case Fail(error):
+                    self._fail(error)
+
+    def _send(self, effect: Send) -> None:
+        if not self._dealer.send([encode(effect.message), *effect.extra]):
+            # The connection went down meanwhile: the next one begins with HELLO, which says it all again.
+            self.handover.connected = False
+
+    def _deliver(self, effect: Deliver) -> None:
+        identity, contract = self.session.identity, self.session.contract
+        if contract is None:
+            raise ProtocolError("BATCH before WELCOME")
+        payload = memoryview(effect.payload)
+        rebuilt = view_microbatch(effect.body, payload, contract, identity.layout, identity.reader.context)
+        self._make_ready(self._finish(rebuilt))
+
+    def _make_ready(self, micro_batch: MicroBatch | None) -> None:
+        with self.changed:
+            self.handover.ready.append(micro_batch)
+            self.changed.notify_all()
+
+    def _fail(self, error: PackhorseError) -> None:
+        with self.changed:
+            self.handover.fail(error)
+            self.changed.notify_all()
