@@ -366,17 +366,13 @@ class Pipeline:
             for p in segment
         )
 
-    def _begin(self, step: int) -> None:
-        """Stand before the first sample, which belongs to ``step``."""
-        self._fresh()
-        self._windows.begin(step)
-        self.step = step
-        self._stream.restart()
-
     def begin_pass(self) -> bytes:
         """Stand at the beginning again, behind the end, which counts as a step; the snapshot of that place."""
-        self._begin(self.step + 1)
-        return self._snapshot(self.step)
+        step = self.step + 1
+        self.restore(None)
+        self._windows.begin(step)
+        self.step = step
+        return self._snapshot(step)
 
     def restore(self, snapshot: bytes | None) -> None:
         """Stand where the snapshot was taken, or at the beginning.
@@ -384,7 +380,10 @@ class Pipeline:
         Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
         """
         if snapshot is None:
-            self._begin(0)
+            self._fresh()
+            self._windows.begin(0)
+            self.step = 0
+            self._stream.restart()
             return
         decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
         if decoded.cut_length != self._cut_length:

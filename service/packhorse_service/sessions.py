@@ -174,7 +174,7 @@ class StreamSession:
         self._dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
-        if known is not None and returns and self.phase in (Phase.WELCOMING, Phase.RUNNING, Phase.ENDED):
+        if known is not None and returns and self.phase in (Phase.RUNNING, Phase.ENDED):
             return self._move(known, peer, hello, now)
         replaced = self.meeting.note(peer, hello, now)
         effects: list[Effect] = []
@@ -310,6 +310,8 @@ class StreamSession:
         return self.offer.contract.num_microbatches(self.offer.layout)
 
     def _ask_for_step(self) -> list[Effect]:
+        """The next step, where it may be made; what every reader has taken is dropped first."""
+        self.supply.release(self.roster.floor.step)
         step = self.supply.ask(self.roster.floor.step)
         return [] if step is None else [Make(self._round, step)]
 
@@ -318,26 +320,19 @@ class StreamSession:
         if self.phase is not Phase.RUNNING:
             return self._ask_for_step()
         floor = self.roster.floor
-        self.supply.release(floor.step)
         effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
         if self.supply.last is not None and floor.step > self.supply.last:
             self._enter(Phase.ENDED, now)
         return effects + self._ask_for_step()
 
     def _send_to(self, reader: Reader, now: float) -> Iterator[Effect]:
-        while reader.peer and self._in_flight(reader) < reader.window:
+        while reader.peer and self.supply.between(reader.acked, reader.sent, self._num_microbatches) < reader.window:
             message, extra = self._next_for(reader)
             if message is None:
                 break
             yield Send(reader.peer, message, extra)
         owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
         reader.owed_since_s = (reader.owed_since_s or now) if owed else None
-
-    def _in_flight(self, reader: Reader) -> int:
-        steps, ends = reader.sent.step - reader.acked.step, 0
-        if self.supply.ends:  # each is a step of one
-            ends = self.supply.ends_between(reader.acked.step, reader.sent.step)
-        return (steps - ends) * self._num_microbatches + ends + reader.sent.index - reader.acked.index
 
     def _next_for(self, reader: Reader) -> tuple[Message | None, Frames]:
         """The reader's next message, moving ``sent`` behind it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from packhorse.microbatch import Position
 from packhorse_service.framing import FramedStep
 
 __all__ = ["Supply"]
@@ -45,9 +46,10 @@ class Supply:
             for step in [s for s in held if s < before]:
                 del held[step]
 
-    def ends_between(self, begin: int, end: int) -> int:
-        """ENDs at ``begin`` or later, and before ``end``."""
-        return sum(begin <= step < end for step in self.ends)
+    def between(self, begin: Position, end: Position, num_microbatches: int) -> int:
+        """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""
+        ends = sum(begin.step <= step < end.step for step in self.ends)
+        return (end.step - begin.step - ends) * num_microbatches + ends + end.index - begin.index
 
     def ask(self, lowest: int) -> int | None:
         """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""

@@ -96,6 +96,11 @@ class PassNetwork(Network):
         self.server = PassServer()
         self.server_effects(self.server.session.warm_up())
 
+    def deliver_to_client(self, at: Coordinates) -> bool:
+        if not self.clients[at].peer:
+            self.clients[at].to_client.clear()  # what is sent to nobody arrives nowhere
+        return super().deliver_to_client(at)
+
     def client_effects(self, client: Client, effects: list[ClientEffect]) -> None:
         assert isinstance(client, PassClient)
         for effect in effects:

@@ -278,7 +278,11 @@ class Faults(RuleBasedStateMachine):
         assert held <= session.offer.steps_ahead + 1
 
     def teardown(self) -> None:
-        """The faults stop: everybody gets all passes."""
+        """The faults stop: everybody gets all passes. A reader whose HELLO went astray connects again."""
+        self.network.settle()
+        for at, client in self.network.clients.items():
+            if client.session.state is State.GREETING:
+                self.network.cut(at, noticed=True)
         self.network.settle()
         assert_all_got(self.network, self.PASSES)
 
