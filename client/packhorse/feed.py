@@ -280,6 +280,8 @@ class _Connection:
             if rung:
                 self._say_unsaid()
             now = time.monotonic()
+            if now >= next_keep_alive and self.handover.connected:
+                self._carry_out(self._locked(self.session.interval_passed))
             if rung or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S
@@ -289,6 +291,7 @@ class _Connection:
         for event in self._dealer.events():
             self.handover.connected = event is ConnectionEvent.UP
             if event is ConnectionEvent.UP:
+                self._dealer.drop_received()
                 self._carry_out(self._locked(self.session.connected))
             else:
                 self.handover.last_failure = "the connection was closed"

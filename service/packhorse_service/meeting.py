@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from packhorse.errors import ContractError
 from packhorse.layout import Coordinates
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.wire import NO_ATTEMPT, Hello
@@ -31,6 +32,7 @@ class Greeting(NamedTuple):
     peer: bytes
     hello: Hello
     arrival: int = 0
+    since_s: float = 0.0  # when this process first said it
     until_s: float = math.inf  # when it should hear why nothing forms
 
 
@@ -50,7 +52,21 @@ class Formation:
     def latest(self) -> int:
         return max(greeting.arrival for greeting in self.greetings.values())
 
-    def snapshots(self) -> dict[int, dict[bytes, Greeting]]:
+    def newest_snapshot(self) -> tuple[int, bytes, bytes]:
+        """(step, digest, connection of a reader that holds it) of the newest snapshot that serves everybody.
+
+        Raises ``ContractError`` where none does, or where not all who hold it hold the same.
+        """
+        held = self._snapshots()
+        if not held:
+            raise ContractError(f"no reader holds a snapshot at or below {tuple(self.lowest)}: nothing to resume from")
+        step = max(held)
+        if len(held[step]) > 1:
+            raise ContractError(f"readers hold different snapshots before step {step}: their checkpoints differ")
+        ((digest, greeting),) = held[step].items()
+        return step, digest, greeting.peer
+
+    def _snapshots(self) -> dict[int, dict[bytes, Greeting]]:
         """step -> digest -> a reader that holds it, of snapshots at or below every position."""
         held: dict[int, dict[bytes, Greeting]] = {}
         for greeting in self.greetings.values():
@@ -68,24 +84,33 @@ class Meeting:
     _arrivals: int = 0
     _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
     _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
+    _since: dict[Coordinates, tuple[bytes, float]] = field(default_factory=dict)  # client, its first HELLO
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
-        """Remember a HELLO; returns another process's that it replaces."""
+        """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
         self._arrivals += 1
-        # A little before it gives up by itself, so that it hears the reason.
-        until = now + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
-        greeting = Greeting(peer, hello, self._arrivals, until)
+        greeting = self._greeting(peer, hello, now)
         replaced = None
         for applies, rule in (
             (hello.attempt != NO_ATTEMPT, self._returning),
             (not hello.has_handed_out, self._beginning),
         ):
+            earlier = rule.get(hello.reader)
+            same = earlier is not None and earlier.hello.client == hello.client
             if applies:
-                earlier = rule.get(hello.reader)
-                if earlier is not None and earlier.hello.client != hello.client:
-                    replaced = earlier
+                replaced = replaced if same else earlier or replaced
                 rule[hello.reader] = greeting
+            elif same:
+                del rule[hello.reader]
         return replaced
+
+    def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
+        """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
+        client, since = self._since.get(hello.reader, (b"", now))
+        since = since if client == hello.client else now
+        self._since[hello.reader] = hello.client, since
+        until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
+        return Greeting(peer, hello, self._arrivals, since, until)
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
@@ -97,6 +122,11 @@ class Meeting:
         """The attempt runs: whoever says HELLO from now on is counted anew."""
         self._returning.clear()
         self._beginning.clear()
+        self._since.clear()
+
+    def waited(self, now: float) -> float:
+        """How long the first of those that wait has waited."""
+        return now - min((greeting.since_s for greeting in self.present().values()), default=now)
 
     def present(self) -> dict[Coordinates, Greeting]:
         """Every reader that has said HELLO and waits."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from packhorse.layout import Coordinates
 from packhorse.wire import Wait, WaitReason
-from packhorse_service.attempt import Phase, Reader
+from packhorse_service.attempt import Phase
 from packhorse_service.dismissal import rank_name
 
 if TYPE_CHECKING:
     from packhorse_service.sessions import StreamSession
 
-__all__ = ["describe", "silent_readers", "waits"]
+__all__ = ["describe", "obstacles", "others", "silent_readers", "waits"]
 
 NAMES_SHOWN = 16
 
@@ -22,14 +22,11 @@ NAMES_SHOWN = 16
 def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
     """(connection, what it waits for), for each reader that waits."""
     since = now - session.phase_since_s
-    reason, whom = WaitReason.SNAPSHOT, list[str]()
-    if session.phase is not Phase.RESTORING:
-        reason = WaitReason.READERS
-        whom = _names(session, session.meeting.missing()) or session.meeting.disagreement()
+    reason, whom, waited = _meeting(session, now)
     for greeting in session.meeting.present().values():
         if session.phase is Phase.WELCOMING and session.roster.of(greeting.peer) is not None:
             continue  # it has its WELCOME: below
-        yield greeting.peer, _wait(session, reason, whom, since)
+        yield greeting.peer, _wait(session, reason, whom, waited)
     if session.phase is Phase.WELCOMING:
         silent = _names(session, (reader.at for reader in session.roster if not reader.answered))
         for reader in session.roster:
@@ -37,6 +34,24 @@ def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
                 yield reader.peer, _wait(session, WaitReason.ANSWERS, silent, since)
     if session.phase is Phase.RUNNING:
         yield from _owed(session, now)
+
+
+def _meeting(session: StreamSession, now: float) -> tuple[WaitReason, list[str], float]:
+    """What those that have said HELLO wait for, whom, and for how long."""
+    if session.phase is not Phase.RESTORING:
+        whom = _names(session, session.meeting.missing()) or session.meeting.disagreement()
+        return WaitReason.READERS, whom, session.meeting.waited(now)
+    asked = session.roster.of(session.asked[2]) if session.asked else None
+    return WaitReason.SNAPSHOT, _names(session, [asked.at] if asked else []), now - session.phase_since_s
+
+
+def obstacles(session: StreamSession) -> tuple[list[Coordinates], list[str]]:
+    """What keeps those that wait from forming an attempt: who is missing, who disagrees."""
+    if session.phase is not Phase.RUNNING:
+        return session.meeting.missing(), session.meeting.disagreement()
+    running = f"while attempt {session.attempt_number} runs: one rank cannot be replaced while the others train on"
+    alone = ", ".join(rank_name(session.offer.layout, at) for at in islice(session.meeting.present(), NAMES_SHOWN))
+    return [], [f"new for {alone} {running}"]
 
 
 def _owed(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
@@ -75,12 +90,23 @@ def _name(session: StreamSession, at: Coordinates, greets: bool) -> str:
     return f"{name}: its loop last asked {reader.idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
 
 
-def silent_readers(session: StreamSession, now: float) -> list[Reader]:
-    """Readers of a running attempt that nothing was heard from for long."""
-    if session.phase is not Phase.RUNNING:
-        return []
+def silent_readers(session: StreamSession, now: float) -> list[Coordinates]:
+    """Readers that nothing was heard from for long: they may be where the endpoint's name points now."""
     after = session.offer.rejoin_after_s
-    return [reader for reader in session.roster if not reader.left and now - reader.heard_s > after]
+    if session.phase is Phase.FORMING:
+        unheard = set(session.meeting.missing()) - session.dismissal.refused
+        return sorted(unheard) if session.meeting.waited(now) > after else []
+    if session.phase is Phase.ENDED:
+        return []
+    silent = (reader for reader in session.roster if not reader.left and now - reader.heard_s > after)
+    # While the stream is made again a reader has nothing to say, as long as it is connected.
+    return [reader.at for reader in silent if session.phase is not Phase.RESTORING or not reader.peer]
+
+
+def others(session: StreamSession, silent: Iterable[Coordinates]) -> list[bytes]:
+    """The connections of all other readers, and of all that wait."""
+    readers = {reader.peer for reader in session.roster if reader.at not in set(silent)}
+    return sorted((readers | {greeting.peer for greeting in session.meeting.present().values()}) - {b""})
 
 
 def describe(session: StreamSession) -> str:
