@@ -12,7 +12,7 @@ A running attempt is untouched until a new one has formed (``meeting``): whoever
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,11 +106,11 @@ class StreamSession:
         self.supply.made(step)
         if self.phase is Phase.RESTORING:
             return []  # the stream will be made again from elsewhere
-        return self._diverged() or self._pump(now)
+        return self._diverged([step] if step else []) or self._pump(now)
 
-    def _diverged(self) -> list[Effect]:
-        """Compare every step that is held with what readers say they were handed."""
-        found = (self.roster.diverged(step, self._num_microbatches) for step in self.supply.steps.values())
+    def _diverged(self, steps: Iterable[FramedStep]) -> list[Effect]:
+        """Compare these steps with what readers say they were handed."""
+        found = (self.roster.diverged(step, self._num_microbatches) for step in steps)
         diverged = next(filter(None, found), None)
         return self.fail(diverged, ErrorCode.DIVERGED) if diverged else []
 
@@ -230,7 +230,7 @@ class StreamSession:
         # Elsewhere than at the beginning, another attempt may have other data in mind: its snapshot tells.
         same = formation.attempt != NO_ATTEMPT and formation.attempt == self._supplied
         if self.supply.holds(lowest.step) and (same or lowest.step == 0):
-            return self._diverged() or self._welcome_all(now)
+            return self._diverged(self.supply.steps.values()) or self._welcome_all(now)
         return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation, now)
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
