@@ -4,14 +4,14 @@
 *begin*   every reader stands at its start, and all starts and the snapshots of them are the same: a new
           attempt of a new job, or of one restarted from a checkpoint.
 
-The rules keep separate lists, so a HELLO of one kind never displaces one of the other. A reader that has
-handed out nothing counts for both.
+The rules keep separate lists, *return* one for each attempt, so a HELLO of one kind never displaces one of
+another. A reader that has handed out nothing counts for both rules.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,98 +69,116 @@ class Formation:
     def _snapshots(self) -> dict[int, dict[bytes, Greeting]]:
         """step -> digest -> a reader that holds it, of snapshots at or below every position."""
         held: dict[int, dict[bytes, Greeting]] = {}
+        lowest = self.lowest.step
         for greeting in self.greetings.values():
             for ref in greeting.hello.snapshots:
-                if ref.step <= self.lowest.step:
+                if ref.step <= lowest:
                     held.setdefault(ref.step, {}).setdefault(ref.digest, greeting)
         return held
 
 
+List = dict[Coordinates, Greeting]
+
+
 @dataclass(slots=True)
 class Meeting:
-    """The latest HELLO of each reader, by the rule it can serve."""
+    """The latest HELLO of each reader, in the lists of the rules that it can serve."""
 
     readers: frozenset[Coordinates]
     _arrivals: int = 0
-    _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
-    _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
-    _since: dict[Coordinates, tuple[bytes, float]] = field(default_factory=dict)  # client, its first HELLO
+    _returning: dict[bytes, List] = field(default_factory=dict)  # by attempt: a zombie's completes no other
+    _beginning: List = field(default_factory=dict)
+    _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
         """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
+        self._drop(lambda greeting: greeting.hello.client == hello.client)
         self._arrivals += 1
         greeting = self._greeting(peer, hello, now)
-        replaced = None
-        for applies, rule in (
-            (hello.attempt != NO_ATTEMPT, self._returning),
-            (not hello.has_handed_out, self._beginning),
-        ):
-            earlier = rule.get(hello.reader)
-            same = earlier is not None and earlier.hello.client == hello.client
-            if applies:
-                replaced = replaced if same else earlier or replaced
-                rule[hello.reader] = greeting
-            elif same:
-                del rule[hello.reader]
-        return replaced
+        lists = [] if hello.has_handed_out else [self._beginning]
+        if hello.attempt != NO_ATTEMPT:
+            lists.append(self._returning.setdefault(hello.attempt, {}))
+        replaced = [known[hello.reader] for known in lists if hello.reader in known]
+        for known in lists:
+            known[hello.reader] = greeting
+        return replaced[0] if replaced else None
 
     def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
-        client, since = self._since.get(hello.reader, (b"", now))
-        since = since if client == hello.client else now
-        self._since[hello.reader] = hello.client, since
+        since = self._since.setdefault(hello.client, now)
         until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
         return Greeting(peer, hello, self._arrivals, since, until)
 
+    def _drop(self, gone: Callable[[Greeting], bool]) -> None:
+        for known in self.lists():
+            for at in [at for at, greeting in known.items() if gone(greeting)]:
+                del known[at]
+        self._returning = {attempt: known for attempt, known in self._returning.items() if known}
+
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
-        for rule in (self._returning, self._beginning):
-            for reader in [r for r, greeting in rule.items() if greeting.peer == peer]:
-                del rule[reader]
+        self._drop(lambda greeting: greeting.peer == peer)
+
+    def excuse(self, clients: Container[bytes]) -> None:
+        """These processes have met; whoever else waits goes on waiting."""
+        self._drop(lambda greeting: greeting.hello.client in clients)
+        waiting = {greeting.hello.client for greeting in self.greetings()}
+        self._since = {client: since for client, since in self._since.items() if client in waiting}
 
     def clear(self) -> None:
-        """The attempt runs: whoever says HELLO from now on is counted anew."""
+        """Everybody was told to leave: whoever says HELLO from now on is counted anew."""
         self._returning.clear()
         self._beginning.clear()
         self._since.clear()
 
+    # Who is here -------------------------------------------------------------------------------------
+
+    def lists(self) -> list[List]:
+        """The lists of both rules, the fullest first."""
+        return sorted([self._beginning, *self._returning.values()], key=len, reverse=True)
+
+    def greetings(self) -> list[Greeting]:
+        """Every process that has said HELLO and waits."""
+        return list({greeting.peer: greeting for known in self.lists() for greeting in known.values()}.values())
+
     def waited(self, now: float) -> float:
         """How long the first of those that wait has waited."""
-        return now - min((greeting.since_s for greeting in self.present().values()), default=now)
-
-    def present(self) -> dict[Coordinates, Greeting]:
-        """Every reader that has said HELLO and waits."""
-        return {**self._beginning, **self._returning}
+        return now - min((greeting.since_s for greeting in self.greetings()), default=now)
 
     def overdue(self, now: float) -> bool:
         """Whether one that waits would give up about now."""
-        return any(now >= greeting.until_s for greeting in self.present().values())
+        return any(now >= greeting.until_s for greeting in self.greetings())
+
+    def absent(self, known: Container[Coordinates]) -> list[Coordinates]:
+        """The readers that a list is without."""
+        return sorted(at for at in self.readers if at not in known)
 
     def missing(self) -> list[Coordinates]:
-        return sorted(self.readers - self.present().keys())
-
-    def formed(self) -> Formation | None:
-        """The attempt that forms now, if any.
-
-        Where both rules hold, the one with the latest HELLO wins: a process that started since tells
-        that the others' attempt is over for it. Where no such process is, both lists are the same.
-        """
-        complete = []
-        if self._complete(self._returning) and _same(g.hello.attempt for g in self._returning.values()):
-            attempt = next(iter(self._returning.values())).hello.attempt
-            complete.append(Formation(attempt, dict(self._returning)))
-        if self._complete(self._beginning) and _same(_begins_at(g.hello) for g in self._beginning.values()):
-            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
-        return max(complete, key=lambda formation: formation.latest, default=None)
+        """The readers that no process has said HELLO for."""
+        return self.absent({greeting.hello.reader for greeting in self.greetings()})
 
     def disagreement(self) -> list[str]:
         """Where all readers are here and yet no attempt forms: what each says."""
         if self.missing():
             return []
-        return [f"{reader} stands at {tuple(g.hello.position)}" for reader, g in sorted(self.present().items())]
+        standing = sorted((greeting.hello.reader, greeting.hello.position) for greeting in self.greetings())
+        return [f"{reader} stands at {tuple(position)}" for reader, position in standing]
 
-    def _complete(self, rule: Mapping[Coordinates, Greeting]) -> bool:
-        return rule.keys() == self.readers
+    def formed(self) -> Formation | None:
+        """The attempt that forms now, if any.
+
+        Where several lists are complete, the one with the latest HELLO wins: a process that started since
+        tells that the others' attempt is over for it. Where no such process is, the lists are the same.
+        """
+        complete = [
+            Formation(attempt, dict(known))
+            for attempt, known in self._returning.items()
+            if known.keys() == self.readers
+        ]
+        starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
+        if self._beginning.keys() == self.readers and len(starts) == 1:
+            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
+        return max(complete, key=lambda formation: formation.latest, default=None)
 
 
 def _begins_at(hello: Hello) -> tuple[Position, bytes]:
@@ -168,7 +186,3 @@ def _begins_at(hello: Hello) -> tuple[Position, bytes]:
     if hello.start == ORIGIN:
         return hello.start, b""
     return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
-
-
-def _same(values: Iterable[object]) -> bool:
-    return len(set(values)) == 1

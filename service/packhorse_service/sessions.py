@@ -79,7 +79,7 @@ class StreamSession:
     @property
     def done(self) -> bool:
         """Every reader has said BYE, and none waits for the next attempt."""
-        return self.roster.all_left and not self.meeting.present()
+        return self.roster.all_left and not self.meeting.greetings()
 
     @property
     def failure_heard(self) -> bool:
@@ -134,7 +134,7 @@ class StreamSession:
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
-        present = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        present = {reader.peer for reader in self.roster} | {greeting.peer for greeting in self.meeting.greetings()}
         self._told = present - {b""}
         return [self._error(peer, code, message, fatal=True) for peer in sorted(self._told)]
 
@@ -164,7 +164,7 @@ class StreamSession:
         """The deadline of those that wait: refuse them all, in the same words."""
         violations = self.dismissal.violations(*obstacles(self))
         reject = Reject(stream=self.offer.stream, violations=violations)
-        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.present().values()]
+        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.greetings()]
         self.meeting.clear()
         self.dismissal.clear()
         return told
@@ -215,8 +215,7 @@ class StreamSession:
         return [self._error(other, ErrorCode.HELLO, "another server has served this attempt since") for other in others]
 
     def _waits_already(self, peer: bytes, hello: Hello) -> bool:
-        greeting = self.meeting.present().get(hello.reader)
-        return greeting is not None and (greeting.peer, greeting.hello) == (peer, hello)
+        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.meeting.greetings())
 
     # Forming -----------------------------------------------------------------------------------------
 
@@ -283,7 +282,7 @@ class StreamSession:
         if not self.roster.answer(reader):
             return []
         self._enter(Phase.RUNNING, now)
-        self.meeting.clear()
+        self.meeting.excuse({reader.client for reader in self.roster})
         self.dismissal.clear()
         return self._pump(now)
 
@@ -298,7 +297,7 @@ class StreamSession:
         return list(self._send_to(reader, now))
 
     def _unknown(self, peer: bytes) -> list[Effect]:
-        if any(greeting.peer == peer for greeting in self.meeting.present().values()):
+        if any(greeting.peer == peer for greeting in self.meeting.greetings()):
             return []  # it has said HELLO since, and waits
         return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
 
