@@ -88,6 +88,7 @@ class Meeting:
     _arrivals: int = 0
     _returning: dict[bytes, List] = field(default_factory=dict)  # by attempt: a zombie's completes no other
     _beginning: List = field(default_factory=dict)
+    _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
     _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
@@ -101,7 +102,20 @@ class Meeting:
         replaced = [known[hello.reader] for known in lists if hello.reader in known]
         for known in lists:
             known[hello.reader] = greeting
+        self._superseded |= {earlier.hello.client: earlier for earlier in replaced}
         return replaced[0] if replaced else None
+
+    def superseded(self) -> list[Greeting]:
+        """Processes that are out once those that came later for their readers have met the others."""
+        return list(self._superseded.values())
+
+    def reinstated(self) -> list[Greeting]:
+        """Superseded processes whose later ones are gone: they shall say HELLO again."""
+        claimed = {greeting.hello.reader for known in self.lists() for greeting in known.values()}
+        back = [greeting for greeting in self.superseded() if greeting.hello.reader not in claimed]
+        for greeting in back:
+            del self._superseded[greeting.hello.client]
+        return back
 
     def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
@@ -114,13 +128,15 @@ class Meeting:
             for at in [at for at, greeting in known.items() if gone(greeting)]:
                 del known[at]
         self._returning = {attempt: known for attempt, known in self._returning.items() if known}
+        self._superseded = {client: earlier for client, earlier in self._superseded.items() if not gone(earlier)}
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
         self._drop(lambda greeting: greeting.peer == peer)
 
     def excuse(self, clients: Container[bytes]) -> None:
-        """These processes have met; whoever else waits goes on waiting."""
+        """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
+        self._superseded.clear()
         self._drop(lambda greeting: greeting.hello.client in clients)
         waiting = {greeting.hello.client for greeting in self.greetings()}
         self._since = {client: since for client, since in self._since.items() if client in waiting}
@@ -129,6 +145,7 @@ class Meeting:
         """Everybody was told to leave: whoever says HELLO from now on is counted anew."""
         self._returning.clear()
         self._beginning.clear()
+        self._superseded.clear()
         self._since.clear()
 
     # Who is here -------------------------------------------------------------------------------------
@@ -139,7 +156,8 @@ class Meeting:
 
     def greetings(self) -> list[Greeting]:
         """Every process that has said HELLO and waits."""
-        return list({greeting.peer: greeting for known in self.lists() for greeting in known.values()}.values())
+        listed = {greeting.peer: greeting for known in self.lists() for greeting in known.values()}
+        return [*listed.values(), *(earlier for earlier in self.superseded() if earlier.peer not in listed)]
 
     def waited(self, now: float) -> float:
         """How long the first of those that wait has waited."""

@@ -47,6 +47,8 @@ def _greeting(session: StreamSession) -> Iterator[tuple[bytes, list[str]]]:
             if greeting.peer not in told:
                 told.add(greeting.peer)
                 yield greeting.peer, whom
+    for greeting in session.meeting.superseded():
+        yield greeting.peer, _names(session, [greeting.hello.reader])
 
 
 def _asked(session: StreamSession) -> list[Coordinates]:
@@ -116,7 +118,8 @@ def silent_readers(session: StreamSession, now: float) -> list[Coordinates]:
 
 def others(session: StreamSession, silent: Iterable[Coordinates]) -> list[bytes]:
     """The connections of all other readers, and of all that wait."""
-    readers = {reader.peer for reader in session.roster if reader.at not in set(silent)}
+    excluded = set(silent)
+    readers = {reader.peer for reader in session.roster if reader.at not in excluded}
     return sorted((readers | {greeting.peer for greeting in session.meeting.greetings()}) - {b""})
 
 

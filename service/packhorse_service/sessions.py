@@ -39,7 +39,7 @@ from packhorse_service.attempt import Phase, Reader, Roster
 from packhorse_service.dismissal import Dismissal, rank_name
 from packhorse_service.effects import Effect, Make, Restore, Send
 from packhorse_service.framing import FramedStep
-from packhorse_service.meeting import Formation, Meeting
+from packhorse_service.meeting import Formation, Greeting, Meeting
 from packhorse_service.notices import obstacles, others, silent_readers, waits
 from packhorse_service.offer import Offer, dismissals
 from packhorse_service.supply import Supply
@@ -158,7 +158,8 @@ class StreamSession:
         if now - self._said_s < self.offer.keep_alive_s or self.failure is not None:
             return []
         self._said_s = now
-        return [*(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
+        back = [self._error(g.peer, ErrorCode.HELLO, "say HELLO again") for g in self.meeting.reinstated()]
+        return [*back, *(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
 
     def _dismiss(self) -> list[Effect]:
         """The deadline of those that wait: refuse them all, in the same words."""
@@ -179,7 +180,7 @@ class StreamSession:
         self.dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
-        if known is not None and returns and self.phase in (Phase.WELCOMING, Phase.RUNNING, Phase.ENDED):
+        if known is not None and returns and self.phase in (Phase.RUNNING, Phase.ENDED):
             if hello.position <= known.sent:
                 return self._move(known, peer, hello, now)
             effects = self._outrun(peer, now)
@@ -188,11 +189,8 @@ class StreamSession:
         else:
             effects = []
         replaced = self.meeting.note(peer, hello, now)
-        if replaced is not None and replaced.peer != peer:
+        if replaced is not None:
             self.dismissal.claim_twice(hello.reader)
-            name = rank_name(self.offer.layout, hello.reader)
-            text = f"another process has claimed {name}; each reader connects once: check the ranks"
-            effects.append(self._error(replaced.peer, ErrorCode.FAILED, text, fatal=True))
         formation = self.meeting.formed()
         refused = [Send(peer, reject) for peer, reject in dismissals(self.offer, self.meeting, formation)]
         return effects + (refused or (self._form(formation, now) if formation else []))
@@ -282,9 +280,15 @@ class StreamSession:
         if not self.roster.answer(reader):
             return []
         self._enter(Phase.RUNNING, now)
+        out = [self._replaced(greeting) for greeting in self.meeting.superseded()]
         self.meeting.excuse({reader.client for reader in self.roster})
         self.dismissal.clear()
-        return self._pump(now)
+        return [*out, *self._pump(now)]
+
+    def _replaced(self, greeting: Greeting) -> Send:
+        name = rank_name(self.offer.layout, greeting.hello.reader)
+        text = f"another process has claimed {name}; each reader connects once: check the ranks"
+        return self._error(greeting.peer, ErrorCode.FAILED, text, fatal=True)
 
     def _ack(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
         reader = self._heard(peer, message, now)

@@ -52,7 +52,7 @@ FINGERPRINT = bytes(16)
 Envelope = tuple[Message, Frames] | list[bytes]  # as objects, or as they travel
 
 
-@dataclass
+@dataclass(repr=False)
 class Shape:
     """A job: its layout, and the stream it reads, made once and shared by every schedule."""
 
@@ -149,7 +149,17 @@ class Process:
     ready: deque[Deliver] = field(default_factory=deque)
     finished: bool = False
     stalled: bool = False
+    left: bool = False  # said BYE
     error: PackhorseError | None = None
+
+    def __repr__(self) -> str:
+        at, session = self.session.identity.reader, self.session
+        return f"{at} {session.state.name} {tuple(session.position)} of {session.attempt.hex()}, {session.waiting}"
+
+    @property
+    def absent(self) -> bool:
+        """Does nothing, now or for ever."""
+        return self.stalled or self.left or self.error is not None
 
     @property
     def at(self) -> Coordinates:
@@ -175,6 +185,8 @@ class World:
         self.abandoned: list[Connection] = []  # broken, and not read to the end by their servers
         self.processes = {at: self.new_process(at) for at in shape.readers}
         self.zombies: list[Process] = []
+        # Whether a zombie had taken nothing: it is as good a reader as the one in its place, and may end it.
+        self.rivals = False
         self.start_server(0)
 
     # Processes come and go ---------------------------------------------------------------------------
@@ -200,6 +212,7 @@ class World:
         old = self.processes[at]
         if zombie:
             self.zombies.append(old)
+            self.rivals |= old.session.position == old.session.start
         else:
             self.disconnect(old)
         process = self.processes[at] = self.new_process(at)
@@ -248,7 +261,7 @@ class World:
         """The process notices that its connection is down, and has a new one, where the name points or pointed."""
         server = self.servers[self.name if slot is None else slot]
         before = process.connection
-        if server is None or process.stalled or process.error or (before is not None and not before.broken):
+        if server is None or process.absent or (before is not None and not before.broken):
             return False
         self.disconnect(process)
         process.connection = Connection(self._new_name(5), server)
@@ -282,7 +295,7 @@ class World:
     def deliver_down(self, process: Process) -> bool:
         """The process reads one frame."""
         connection = process.connection
-        if connection is None or not connection.down or process.stalled or process.error:
+        if connection is None or not connection.down or process.absent:
             return False
         message, extra = _opened(connection.down.popleft())
         self.seen.client.add((process.session.state, type(message)))
@@ -305,7 +318,7 @@ class World:
 
     def take(self, process: Process) -> bool:
         """The loop asks once; whether it got something."""
-        if process.stalled or process.error:
+        if process.absent:
             return False
         session = process.session
         if process.ready:
@@ -340,7 +353,7 @@ class World:
         """The process leaves in order; nothing of it remains."""
         self._say(process, process.session.bye())
         self.disconnect(process)
-        process.stalled = True
+        process.left = True
 
     def tick(self, seconds: float = 1.0) -> None:
         """Time passes for everybody who is not stalled."""
@@ -349,7 +362,7 @@ class World:
             if not server.stalled:
                 self.server_effects(server, server.session.tick(self.now))
         for process in self.everybody:
-            if process.connection is not None and not process.connection.broken and not process.stalled:
+            if process.connection is not None and not process.connection.broken and not process.absent:
                 self.client_effects(process, process.session.interval_passed())
                 self.acknowledge(process)
 
