@@ -10,12 +10,15 @@ allowed; and once the faults stop everybody reaches the end, or is told why not 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.strategies import SearchStrategy
 
 from packhorse.context_parallel import Partition
 from packhorse.errors import HandshakeRefused, ServerFailed
@@ -44,6 +47,24 @@ SHAPES = {
 WHO = st.integers(0, 3)  # which reader, modulo how many there are
 SLOT = st.integers(0, 1)  # which server
 FEW = st.integers(1, 6)  # frames
+TURNS = st.sampled_from([0, 0, 1, 2, 4, 8])
+EVERYBODY = 15
+TAKERS = st.integers(0, EVERYBODY)  # a bit for each reader
+
+
+def fault(**draws: SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A rule after which everybody else goes on for a while, or for no time at all."""
+
+    def decorate(happens: Callable[..., None]) -> Callable[..., None]:
+        @wraps(happens)
+        def acted(self: Schedule, turns: int, reconnect: bool, **drawn: Any) -> None:
+            happens(self, **drawn)
+            self.go_on(turns, reconnect=reconnect)
+
+        make: Callable[..., Callable[[Callable[..., None]], Callable[..., None]]] = rule
+        return make(turns=TURNS, reconnect=st.booleans(), **draws)(acted)
+
+    return decorate
 
 
 class Schedule(RuleBasedStateMachine):
@@ -52,12 +73,33 @@ class Schedule(RuleBasedStateMachine):
         self.seen = seen
         self.saved: FeedState | None = None  # the last checkpoint
 
-    @initialize(shape=st.sampled_from(list(SHAPES)), two=st.booleans(), patient=st.booleans(), wire=st.integers(0, 7))
-    def begin(self, shape: str, two: bool, patient: bool, wire: int) -> None:
-        patience_s = 1e6 if patient else PATIENCE_S
-        self.world = World(SHAPES[shape], self.seen, wire=wire == 0, patience_s=patience_s)
+    @initialize(
+        shape=st.sampled_from(list(SHAPES)),
+        kind=st.tuples(st.booleans(), st.booleans(), st.integers(0, 7)),
+        turns=st.sampled_from([0, 4, 8, 12, 16]),
+        takers=TAKERS,
+    )
+    def begin(self, shape: str, kind: tuple[bool, bool, int], turns: int, takers: int) -> None:
+        """Most schedules begin with an attempt that runs, some readers ahead of others."""
+        two, patient, wire = kind
+        self.world = World(SHAPES[shape], self.seen, wire=wire == 0, patience_s=1e6 if patient else PATIENCE_S)
         if two:
             self.world.start_server(1)
+        self.go_on(turns, takers, reconnect=True)
+
+    def go_on(self, turns: int, takers: int = EVERYBODY, *, reconnect: bool = False) -> None:
+        """Frames are read and steps are made in turn, and the loops of some readers take what is there."""
+        world = self.world
+        for _ in range(turns):
+            for server in world.alive:
+                world.produce(server)
+            for number, process in enumerate(world.everybody):
+                if reconnect:
+                    world.connect(process)
+                world.deliver_up(process.connection)
+                world.deliver_down(process)
+                if takers >> number & 1:
+                    world.take(process)
 
     def who(self, number: int) -> Process:
         readers = self.world.shape.readers
@@ -65,29 +107,9 @@ class Schedule(RuleBasedStateMachine):
 
     # What happens anyway -----------------------------------------------------------------------------
 
-    @rule(rounds=st.integers(1, 3))
-    def everybody_goes_on(self, rounds: int) -> None:
-        for _ in range(rounds):
-            for process in self.world.everybody:
-                self.world.connect(process)
-            self._pass_on(2)
-
-    @rule(takers=st.integers(0, 15), rounds=st.integers(1, 4))
-    def some_loops_go_on(self, takers: int, rounds: int) -> None:
-        """Everything is read and made; the loops of some readers take nothing."""
-        for _ in range(rounds):
-            self._pass_on(2, takers)
-
-    def _pass_on(self, turns: int, takers: int = 15) -> None:
-        world = self.world
-        for _ in range(turns):
-            for server in world.alive:
-                world.produce(server)
-            for number, process in enumerate(world.everybody):
-                world.deliver_up(process.connection)
-                world.deliver_down(process)
-                if takers >> number & 1:
-                    world.take(process)
+    @rule(turns=st.integers(1, 8), takers=TAKERS)
+    def some_loops_go_on(self, turns: int, takers: int) -> None:
+        self.go_on(turns, takers, reconnect=True)
 
     @rule(who=WHO, slot=SLOT)
     def connect(self, who: int, slot: int) -> None:
@@ -111,7 +133,7 @@ class Schedule(RuleBasedStateMachine):
         for _ in range(count):
             self.world.take(self.who(who))
 
-    @rule(seconds=st.sampled_from([1.0, 1.0, 7.0, 45.0]))
+    @fault(seconds=st.sampled_from([1.0, 1.0, 7.0, 45.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.tick(seconds)
 
@@ -125,13 +147,13 @@ class Schedule(RuleBasedStateMachine):
 
     # Faults ------------------------------------------------------------------------------------------
 
-    @rule(who=WHO, up=st.integers(0, 4), down=st.integers(0, 4), noticed=st.booleans())
+    @fault(who=WHO, up=st.integers(0, 4), down=st.integers(0, 4), noticed=st.booleans())
     def a_connection_breaks(self, who: int, up: int, down: int, noticed: bool) -> None:
         connection = self.who(who).connection
         if connection is not None:
             connection.cut(up, down, noticed=noticed)
 
-    @rule(who=WHO, up=st.integers(0, 4), slot=SLOT)
+    @fault(who=WHO, up=st.integers(0, 4), slot=SLOT)
     def a_connection_is_replaced(self, who: int, up: int, slot: int) -> None:
         """What was received of the old one may be read behind the HELLO on the new one."""
         process = self.who(who)
@@ -145,7 +167,7 @@ class Schedule(RuleBasedStateMachine):
             for _ in range(count):
                 self.world.deliver_up(connection)
 
-    @rule(slot=SLOT, again=st.booleans())
+    @fault(slot=SLOT, again=st.booleans())
     def a_server_dies(self, slot: int, again: bool) -> None:
         self.world.kill_server(slot)
         if again:
@@ -160,24 +182,24 @@ class Schedule(RuleBasedStateMachine):
     def the_name_moves(self) -> None:
         self.world.name = 1 - self.world.name
 
-    @rule(slot=SLOT)
+    @fault(slot=SLOT)
     def a_server_stalls_or_goes_on(self, slot: int) -> None:
         server = self.world.servers[slot]
         if server is not None:
             server.stalled = not server.stalled
 
-    @rule(who=WHO)
+    @fault(who=WHO)
     def a_reader_stalls_or_goes_on(self, who: int) -> None:
         self.who(who).stalled = not self.who(who).stalled
 
-    @rule(who=WHO, resumes=st.booleans(), zombie=st.booleans())
+    @fault(who=WHO, resumes=st.booleans(), zombie=st.booleans())
     def a_reader_is_replaced(self, who: int, resumes: bool, zombie: bool) -> None:
         self.world.replace(self.who(who).at, self.saved if resumes else None, zombie=zombie and self._room())
 
     def _room(self) -> bool:
         return len(self.world.zombies) < 2
 
-    @rule(resumes=st.booleans(), zombie=st.booleans())
+    @fault(resumes=st.booleans(), zombie=st.booleans())
     def the_job_is_restarted(self, resumes: bool, zombie: bool) -> None:
         state = self.saved if resumes else None
         for number, at in enumerate(self.world.shape.readers):
@@ -190,7 +212,7 @@ class Schedule(RuleBasedStateMachine):
         if self.saved is not None and process.session.start == Position(0, 0):
             self.world.load(process, self.saved)
 
-    @rule(who=WHO, finished=st.booleans())
+    @fault(who=WHO, finished=st.booleans())
     def a_reader_says_bye(self, who: int, finished: bool) -> None:
         process = self.who(who)
         if not process.absent and finished == (process.session.state is State.ENDED):
@@ -217,7 +239,7 @@ def come_to_an_end(world: World, saved: FeedState | None) -> None:
     """The faults stop: everybody who can meet reaches the end; the others are told why not, and the job restarts."""
     stop_the_faults(world, zombies=not world.rivals and len(world.shape.readers) > 1)
     meets = not world.rivals and can_meet(world)
-    go_on(world)
+    run_undisturbed(world)
     if meets and world.patience_s > CALM_ROUNDS:
         assert_all_ended(world)
     elif any(process.session.state is not State.ENDED for process in world.processes.values()):
@@ -225,7 +247,7 @@ def come_to_an_end(world: World, saved: FeedState | None) -> None:
         for at in world.shape.readers:
             world.replace(at, saved)
         stop_the_faults(world, zombies=False)
-        go_on(world)
+        run_undisturbed(world)
         assert_all_ended(world)
 
 
@@ -265,7 +287,7 @@ def runs(world: World) -> Iterator[bytes]:
             yield server.session.attempt
 
 
-def go_on(world: World) -> None:
+def run_undisturbed(world: World) -> None:
     for _ in range(CALM_ROUNDS):
         if all(process.over for process in world.processes.values()):
             return
@@ -284,9 +306,8 @@ def assert_told_why(world: World) -> None:
         if process.error is not None:
             assert isinstance(process.error, HandshakeRefused | ServerFailed), process.error
         elif not process.left and process.session.state is not State.ENDED:
-            waiting = process.session.waiting
-            assert waiting is not None, process
-            assert waiting.whom, process
+            assert process.told is not None, process
+            assert process.told.whom, process
 
 
 @pytest.mark.timeout(600)

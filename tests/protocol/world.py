@@ -32,7 +32,7 @@ from packhorse.session import ClientSession, Deliver, Fail, Finish, Forget, Iden
 from packhorse.session import Effect as ClientEffect
 from packhorse.state import FeedState
 from packhorse.views import view_microbatch
-from packhorse.wire import Ack, Batch, End, Frames, Message, decode, encode
+from packhorse.wire import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.attempt import Phase
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
 from packhorse_service.offer import Offer, readers_of
@@ -151,6 +151,7 @@ class Process:
     stalled: bool = False
     left: bool = False  # said BYE
     error: PackhorseError | None = None
+    told: Wait | None = None  # the last it heard
 
     def __repr__(self) -> str:
         at, session = self.session.identity.reader, self.session
@@ -295,10 +296,12 @@ class World:
     def deliver_down(self, process: Process) -> bool:
         """The process reads one frame."""
         connection = process.connection
-        if connection is None or not connection.down or process.absent:
+        if connection is None or not connection.down or process.stalled or process.left:
             return False
         message, extra = _opened(connection.down.popleft())
         self.seen.client.add((process.session.state, type(message)))
+        if isinstance(message, Wait):
+            process.told = message
         self.client_effects(process, process.session.receive(message, extra))
         return True
 
