@@ -227,13 +227,13 @@ class World:
             self.client_effects(process, process.session.resume(state))
             process.cursor = state.position
 
-    def start_server(self, slot: int) -> Server:
+    def start_server(self, slot: int, fingerprint: bytes = FINGERPRINT) -> Server:
         offer = Offer(
             server=self._new_name(8),
             stream="train",
             layout=self.shape.layout,
             contract=self.shape.contract,
-            fingerprint=FINGERPRINT,
+            fingerprint=fingerprint,
             readers=frozenset(self.shape.readers),
             steps_ahead=STEPS_AHEAD,
             rejoin_after_s=REJOIN_AFTER_S,
@@ -278,6 +278,11 @@ class World:
             connection.down.clear()
             if connection.up and connection.server in self.alive:
                 self.abandoned.append(connection)
+
+    def pass_on(self, process: Process, *, take: bool = False) -> None:
+        """Everything between a process and its server is read."""
+        while self.deliver_up(process.connection) or self.deliver_down(process) or (take and self.take(process)):
+            pass
 
     def deliver_up(self, connection: Connection | None) -> bool:
         """The server reads one frame."""
