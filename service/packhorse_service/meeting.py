@@ -24,6 +24,7 @@ __all__ = ["Formation", "Greeting", "Meeting"]
 
 
 EARLY_S = 2.0
+PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
 
 
 class Greeting(NamedTuple):
@@ -119,6 +120,8 @@ class Meeting:
 
     def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
+        if len(self._since) > PROCESSES_A_READER * len(self.readers):
+            self._forget_times()
         since = self._since.setdefault(hello.client, now)
         until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
         return Greeting(peer, hello, self._arrivals, since, until)
@@ -138,15 +141,17 @@ class Meeting:
         """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
         self._superseded.clear()
         self._drop(lambda greeting: greeting.hello.client in clients)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
         waiting = {greeting.hello.client for greeting in self.greetings()}
         self._since = {client: since for client, since in self._since.items() if client in waiting}
 
     def clear(self) -> None:
-        """Everybody was told to leave: whoever says HELLO from now on is counted anew."""
+        """Everybody was told to leave; who has not heard it, and says HELLO again, is as late as before."""
         self._returning.clear()
         self._beginning.clear()
         self._superseded.clear()
-        self._since.clear()
 
     # Who is here -------------------------------------------------------------------------------------
 

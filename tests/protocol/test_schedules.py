@@ -197,7 +197,8 @@ class Schedule(RuleBasedStateMachine):
         self.world.replace(self.who(who).at, self.saved if resumes else None, zombie=zombie and self._room())
 
     def _room(self) -> bool:
-        return len(self.world.zombies) < 2
+        """Zombies enough for a whole job would meet, and take the server from the job that came after them."""
+        return len(self.world.zombies) < min(2, len(self.world.shape.readers) - 1)
 
     @fault(resumes=st.booleans(), zombie=st.booleans())
     def the_job_is_restarted(self, resumes: bool, zombie: bool) -> None:
@@ -237,7 +238,7 @@ class Schedule(RuleBasedStateMachine):
 
 def come_to_an_end(world: World, saved: FeedState | None) -> None:
     """The faults stop: everybody who can meet reaches the end; the others are told why not, and the job restarts."""
-    stop_the_faults(world, zombies=not world.rivals and len(world.shape.readers) > 1)
+    stop_the_faults(world, zombies=not world.rivals)
     meets = not world.rivals and can_meet(world)
     run_undisturbed(world)
     if meets and world.patience_s > CALM_ROUNDS:
