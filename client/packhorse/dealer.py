@@ -103,11 +103,6 @@ class Dealer:
         while self._socket.poll(0):
             yield [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
 
-    def drop_received(self) -> None:
-        """Forget what has arrived: on a new connection nothing answers a HELLO that was not said yet."""
-        for _ in self.messages():
-            pass
-
     def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there was a connection to send it on."""
         try:

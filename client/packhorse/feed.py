@@ -291,7 +291,6 @@ class _Connection:
         for event in self._dealer.events():
             self.handover.connected = event is ConnectionEvent.UP
             if event is ConnectionEvent.UP:
-                self._dealer.drop_received()
                 self._carry_out(self._locked(self.session.connected))
             else:
                 self.handover.last_failure = "the connection was closed"
