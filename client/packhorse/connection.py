@@ -71,6 +71,8 @@ class Connection:
             if rung:
                 self._say_unsaid()
             now = time.monotonic()
+            if now >= next_keep_alive and self.handover.connected:
+                self._carry_out(self._locked(self.session.interval_passed))
             if rung or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S

@@ -8,7 +8,7 @@ No socket, clock or thread is here: ``feed`` owns them and calls in. The transit
               └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
 
 An END that came with a snapshot ends a pass: the next one follows, and the state stays STREAMING. A reader
-that has ended still answers a server that has to meet all its readers again.
+that has ENDED still says HELLO and gives its snapshots, until it leaves: the others cannot meet without it.
 
 The client hands out only its position: a lower one is a duplicate and dropped, a higher one makes it say
 HELLO again, a frame of another attempt is dropped. What was received and not handed out is dropped when
@@ -51,6 +51,8 @@ from packhorse.wire import (
 )
 
 __all__ = ["ClientSession", "Deliver", "Effect", "Fail", "Finish", "Identity", "Reconnect", "Send", "State"]
+
+UNANSWERED_LIMIT = 5  # keep-alive intervals; a server that knows of a HELLO says WAIT in each
 
 
 class State(Enum):
@@ -131,6 +133,7 @@ class ClientSession:
     snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
     waiting: Wait | None = None  # what the server said last, until something arrives
     warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
+    unanswered: int = 0  # keep-alive intervals since HELLO in which nothing was heard
 
     def __post_init__(self) -> None:
         self.position = self.expected = self.start
@@ -199,7 +202,16 @@ class ClientSession:
         """A connection is up: say HELLO."""
         return [] if self.state is State.FAILED else self._greet()
 
+    def interval_passed(self) -> list[Effect]:
+        """A keep-alive interval on a connection that is up: say HELLO again where the server seems not to know of it.
+
+        At a reconnect a server may read an older HELLO behind the newer one, and then answers to nowhere.
+        """
+        self.unanswered += self.state is State.GREETING
+        return self._greet() if self.unanswered >= UNANSWERED_LIMIT else []
+
     def _greet(self) -> list[Effect]:
+        self.unanswered = 0
         if self.state is State.ENDED:
             return [Send(self._hello())]
         self.state = State.GREETING
@@ -238,6 +250,7 @@ class ClientSession:
         transition = TRANSITIONS.get((self.state, type(message)))
         if transition is None:
             raise ProtocolError(f"{type(message).__name__} has no place in state {self.state.name}")
+        self.unanswered = 0
         return transition(self, message, extra)
 
     # Transitions -------------------------------------------------------------------------------------
@@ -318,10 +331,6 @@ class ClientSession:
             return [Send(self.bye()), *self._fail(ServerFailed(message.message))]
         return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
-    def _fail(self, error: PackhorseError) -> list[Effect]:
-        self.state = State.FAILED
-        return [Fail(error)]
-
     def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
         """The others go on; this reader has taken all."""
         return [Send(self.ack(0.0))] if message.attempt == self.attempt else []
@@ -331,6 +340,10 @@ class ClientSession:
         if message.fatal:
             return []
         return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
+
+    def _fail(self, error: PackhorseError) -> list[Effect]:
+        self.state = State.FAILED
+        return [Fail(error)]
 
     def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
         return []

@@ -39,7 +39,7 @@ class Reader:
     acked: Position  # handed out to its loop: everything before this; moved by ``Roster.acknowledge``
     sent: Position  # the next to send
     heard_s: float  # when it was last heard
-    last_digest: bytes  # of the row it was handed last, until it was compared
+    last_digest: bytes  # of the row before ``acked``, which another server sent; until it was compared
     view: ViewKey  # what it gets of a row
     warnings: tuple[Violation, ...]  # rules that it breaks and is served nevertheless
     idle_s: float = 0.0  # since its loop last asked
@@ -99,6 +99,8 @@ class Roster:
         self._standing[reader.acked] -= 1
         if not self._standing[reader.acked]:
             del self._standing[reader.acked]
+        if position != reader.acked:
+            reader.last_digest = b""  # it has gone on from there
         reader.acked = position
         before, self.floor = self.floor, min(self._standing)
         return self.floor != before

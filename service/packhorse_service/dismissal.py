@@ -41,6 +41,11 @@ class Dismissal:
         rank = hello.layout.rank(hello.reader)
         return self.layout.coordinates(rank) if rank < self.layout.world_size else hello.reader
 
+    @property
+    def refused(self) -> set[Coordinates]:
+        """Readers that have come and broke rules."""
+        return set(self._refused)
+
     def claim_twice(self, at: Coordinates) -> None:
         """A second process says that it is this reader."""
         self._claimed_twice.add(at)

@@ -4,17 +4,18 @@
 *begin*   every reader stands at its start, and all starts and the snapshots of them are the same: a new
           attempt of a new job, or of one restarted from a checkpoint.
 
-The rules keep separate lists, so a HELLO of one kind never displaces one of the other. A reader that has
-handed out nothing counts for both.
+The rules keep separate lists, *return* one for each attempt, so a HELLO of one kind never displaces one of
+another. A reader that has handed out nothing counts for both rules.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from packhorse.errors import ContractError
 from packhorse.layout import Coordinates
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.wire import NO_ATTEMPT, Hello
@@ -23,6 +24,7 @@ __all__ = ["Formation", "Greeting", "Meeting"]
 
 
 EARLY_S = 2.0
+PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
 
 
 class Greeting(NamedTuple):
@@ -31,6 +33,7 @@ class Greeting(NamedTuple):
     peer: bytes
     hello: Hello
     arrival: int = 0
+    since_s: float = 0.0  # when this process first said it
     until_s: float = math.inf  # when it should hear why nothing forms
 
 
@@ -50,87 +53,155 @@ class Formation:
     def latest(self) -> int:
         return max(greeting.arrival for greeting in self.greetings.values())
 
-    def snapshots(self) -> dict[int, dict[bytes, Greeting]]:
+    def newest_snapshot(self) -> tuple[int, bytes, bytes]:
+        """(step, digest, connection of a reader that holds it) of the newest snapshot that serves everybody.
+
+        Raises ``ContractError`` where none does, or where not all who hold it hold the same.
+        """
+        held = self._snapshots()
+        if not held:
+            raise ContractError(f"no reader holds a snapshot at or below {tuple(self.lowest)}: nothing to resume from")
+        step = max(held)
+        if len(held[step]) > 1:
+            raise ContractError(f"readers hold different snapshots before step {step}: their checkpoints differ")
+        ((digest, greeting),) = held[step].items()
+        return step, digest, greeting.peer
+
+    def _snapshots(self) -> dict[int, dict[bytes, Greeting]]:
         """step -> digest -> a reader that holds it, of snapshots at or below every position."""
         held: dict[int, dict[bytes, Greeting]] = {}
+        lowest = self.lowest.step
         for greeting in self.greetings.values():
             for ref in greeting.hello.snapshots:
-                if ref.step <= self.lowest.step:
+                if ref.step <= lowest:
                     held.setdefault(ref.step, {}).setdefault(ref.digest, greeting)
         return held
 
 
+List = dict[Coordinates, Greeting]
+
+
 @dataclass(slots=True)
 class Meeting:
-    """The latest HELLO of each reader, by the rule it can serve."""
+    """The latest HELLO of each reader, in the lists of the rules that it can serve."""
 
     readers: frozenset[Coordinates]
     _arrivals: int = 0
-    _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
-    _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
+    _returning: dict[bytes, List] = field(default_factory=dict)  # by attempt: a zombie's completes no other
+    _beginning: List = field(default_factory=dict)
+    _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
+    _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
-        """Remember a HELLO; returns another process's that it replaces."""
+        """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
+        self._drop(lambda greeting: greeting.hello.client == hello.client)
         self._arrivals += 1
-        # A little before it gives up by itself, so that it hears the reason.
-        until = now + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
-        greeting = Greeting(peer, hello, self._arrivals, until)
-        replaced = None
-        for applies, rule in (
-            (hello.attempt != NO_ATTEMPT, self._returning),
-            (not hello.has_handed_out, self._beginning),
-        ):
-            if applies:
-                earlier = rule.get(hello.reader)
-                if earlier is not None and earlier.hello.client != hello.client:
-                    replaced = earlier
-                rule[hello.reader] = greeting
-        return replaced
+        greeting = self._greeting(peer, hello, now)
+        lists = [] if hello.has_handed_out else [self._beginning]
+        if hello.attempt != NO_ATTEMPT:
+            lists.append(self._returning.setdefault(hello.attempt, {}))
+        replaced = [known[hello.reader] for known in lists if hello.reader in known]
+        for known in lists:
+            known[hello.reader] = greeting
+        self._superseded |= {earlier.hello.client: earlier for earlier in replaced}
+        return replaced[0] if replaced else None
+
+    def superseded(self) -> list[Greeting]:
+        """Processes that are out once those that came later for their readers have met the others."""
+        return list(self._superseded.values())
+
+    def reinstated(self) -> list[Greeting]:
+        """Superseded processes whose later ones are gone: they shall say HELLO again."""
+        claimed = {greeting.hello.reader for known in self.lists() for greeting in known.values()}
+        back = [greeting for greeting in self.superseded() if greeting.hello.reader not in claimed]
+        for greeting in back:
+            del self._superseded[greeting.hello.client]
+        return back
+
+    def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
+        """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
+        if len(self._since) > PROCESSES_A_READER * len(self.readers):
+            self._forget_times()
+        since = self._since.setdefault(hello.client, now)
+        until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
+        return Greeting(peer, hello, self._arrivals, since, until)
+
+    def _drop(self, gone: Callable[[Greeting], bool]) -> None:
+        for known in self.lists():
+            for at in [at for at, greeting in known.items() if gone(greeting)]:
+                del known[at]
+        self._returning = {attempt: known for attempt, known in self._returning.items() if known}
+        self._superseded = {client: earlier for client, earlier in self._superseded.items() if not gone(earlier)}
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
-        for rule in (self._returning, self._beginning):
-            for reader in [r for r, greeting in rule.items() if greeting.peer == peer]:
-                del rule[reader]
+        self._drop(lambda greeting: greeting.peer == peer)
+
+    def excuse(self, clients: Container[bytes]) -> None:
+        """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
+        self._superseded.clear()
+        self._drop(lambda greeting: greeting.hello.client in clients)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        waiting = {greeting.hello.client for greeting in self.greetings()}
+        self._since = {client: since for client, since in self._since.items() if client in waiting}
 
     def clear(self) -> None:
-        """The attempt runs: whoever says HELLO from now on is counted anew."""
+        """Everybody was told to leave; who has not heard it, and says HELLO again, is as late as before."""
         self._returning.clear()
         self._beginning.clear()
+        self._superseded.clear()
 
-    def present(self) -> dict[Coordinates, Greeting]:
-        """Every reader that has said HELLO and waits."""
-        return {**self._beginning, **self._returning}
+    # Who is here -------------------------------------------------------------------------------------
+
+    def lists(self) -> list[List]:
+        """The lists of both rules, the fullest first."""
+        return sorted([self._beginning, *self._returning.values()], key=len, reverse=True)
+
+    def greetings(self) -> list[Greeting]:
+        """Every process that has said HELLO and waits."""
+        listed = {greeting.peer: greeting for known in self.lists() for greeting in known.values()}
+        return [*listed.values(), *(earlier for earlier in self.superseded() if earlier.peer not in listed)]
+
+    def waited(self, now: float) -> float:
+        """How long the first of those that wait has waited."""
+        return now - min((greeting.since_s for greeting in self.greetings()), default=now)
 
     def overdue(self, now: float) -> bool:
         """Whether one that waits would give up about now."""
-        return any(now >= greeting.until_s for greeting in self.present().values())
+        return any(now >= greeting.until_s for greeting in self.greetings())
+
+    def absent(self, known: Container[Coordinates]) -> list[Coordinates]:
+        """The readers that a list is without."""
+        return sorted(at for at in self.readers if at not in known)
 
     def missing(self) -> list[Coordinates]:
-        return sorted(self.readers - self.present().keys())
-
-    def formed(self) -> Formation | None:
-        """The attempt that forms now, if any.
-
-        Where both rules hold, the one with the latest HELLO wins: a process that started since tells
-        that the others' attempt is over for it. Where no such process is, both lists are the same.
-        """
-        complete = []
-        if self._complete(self._returning) and _same(g.hello.attempt for g in self._returning.values()):
-            attempt = next(iter(self._returning.values())).hello.attempt
-            complete.append(Formation(attempt, dict(self._returning)))
-        if self._complete(self._beginning) and _same(_begins_at(g.hello) for g in self._beginning.values()):
-            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
-        return max(complete, key=lambda formation: formation.latest, default=None)
+        """The readers that no process has said HELLO for."""
+        return self.absent({greeting.hello.reader for greeting in self.greetings()})
 
     def disagreement(self) -> list[str]:
         """Where all readers are here and yet no attempt forms: what each says."""
         if self.missing():
             return []
-        return [f"{reader} stands at {tuple(g.hello.position)}" for reader, g in sorted(self.present().items())]
+        standing = sorted((greeting.hello.reader, greeting.hello.position) for greeting in self.greetings())
+        return [f"{reader} stands at {tuple(position)}" for reader, position in standing]
 
-    def _complete(self, rule: Mapping[Coordinates, Greeting]) -> bool:
-        return rule.keys() == self.readers
+    def formed(self) -> Formation | None:
+        """The attempt that forms now, if any.
+
+        Where several lists are complete, the one with the latest HELLO wins: a process that started since
+        tells that the others' attempt is over for it. Where no such process is, the lists are the same.
+        """
+        complete = [
+            Formation(attempt, dict(known))
+            for attempt, known in self._returning.items()
+            if known.keys() == self.readers
+        ]
+        starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
+        if self._beginning.keys() == self.readers and len(starts) == 1:
+            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
+        return max(complete, key=lambda formation: formation.latest, default=None)
 
 
 def _begins_at(hello: Hello) -> tuple[Position, bytes]:
@@ -138,7 +209,3 @@ def _begins_at(hello: Hello) -> tuple[Position, bytes]:
     if hello.start == ORIGIN:
         return hello.start, b""
     return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
-
-
-def _same(values: Iterable[object]) -> bool:
-    return len(set(values)) == 1

@@ -7,14 +7,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from packhorse.layout import Coordinates
-from packhorse.wire import Wait, WaitReason
-from packhorse_service.attempt import Phase, Reader
+from packhorse.wire import Hello, Wait, WaitReason
+from packhorse_service.attempt import Phase
 from packhorse_service.dismissal import rank_name
 
 if TYPE_CHECKING:
     from packhorse_service.sessions import StreamSession
 
-__all__ = ["describe", "silent_readers", "waits"]
+__all__ = ["describe", "obstacles", "others", "silent_readers", "waits"]
 
 NAMES_SHOWN = 16
 
@@ -22,14 +22,13 @@ NAMES_SHOWN = 16
 def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
     """(connection, what it waits for), for each reader that waits."""
     since = now - session.phase_since_s
-    reason, whom = WaitReason.SNAPSHOT, list[str]()
-    if session.phase is not Phase.RESTORING:
-        reason = WaitReason.READERS
-        whom = _names(session, session.meeting.missing()) or session.meeting.disagreement()
-    for greeting in session.meeting.present().values():
-        if session.phase is Phase.WELCOMING and session.roster.of(greeting.peer) is not None:
-            continue  # it has its WELCOME: below
-        yield greeting.peer, _wait(session, reason, whom, since)
+    asked = _names(session, _asked(session))
+    for peer, whom in _greeting(session):
+        met = session.roster.of(peer) is not None
+        if met and session.phase is Phase.RESTORING:
+            yield peer, _wait(session, WaitReason.SNAPSHOT, asked, since)
+        elif not met or session.phase is not Phase.WELCOMING:  # else it has its WELCOME
+            yield peer, _wait(session, WaitReason.READERS, whom, session.meeting.waited(now))
     if session.phase is Phase.WELCOMING:
         silent = _names(session, (reader.at for reader in session.roster if not reader.answered))
         for reader in session.roster:
@@ -37,6 +36,35 @@ def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
                 yield reader.peer, _wait(session, WaitReason.ANSWERS, silent, since)
     if session.phase is Phase.RUNNING:
         yield from _owed(session, now)
+
+
+def _greeting(session: StreamSession) -> Iterator[tuple[bytes, list[str]]]:
+    """(connection, the readers it waits for) of each process that has said HELLO; once, by its fullest list."""
+    told = set[bytes]()
+    for known in session.meeting.lists():
+        whom = _names(session, session.meeting.absent(known)) or session.meeting.disagreement()
+        for greeting in known.values():
+            if greeting.peer not in told:
+                told.add(greeting.peer)
+                yield greeting.peer, whom
+    for greeting in session.meeting.superseded():
+        yield greeting.peer, _names(session, [greeting.hello.reader])
+
+
+def _asked(session: StreamSession) -> list[Coordinates]:
+    """The reader whose snapshot was asked for."""
+    reader = session.roster.of(session.asked[2]) if session.asked else None
+    return [reader.at] if reader else []
+
+
+def obstacles(session: StreamSession) -> tuple[list[Coordinates], list[str]]:
+    """What keeps those that wait from forming an attempt: who is missing, who disagrees."""
+    if session.phase is not Phase.RUNNING:
+        return session.meeting.missing(), session.meeting.disagreement()
+    running = f"while attempt {session.attempt_number} runs: one rank cannot be replaced while the others train on"
+    waiting = sorted({greeting.hello.reader for greeting in session.meeting.greetings()})
+    alone = ", ".join(rank_name(session.offer.layout, at) for at in waiting[:NAMES_SHOWN])
+    return [], [f"that of another process for {alone}, {running}"]
 
 
 def _owed(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
@@ -57,30 +85,42 @@ def _wait(session: StreamSession, reason: WaitReason, whom: Iterable[str], since
 def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
     """The first of them by name, and how many more there are."""
     listed = list(readers)
-    present = session.meeting.present().keys()
-    names = [_name(session, at, at in present) for at in islice(listed, NAMES_SHOWN)]
+    present = {greeting.hello.reader: greeting.hello for greeting in session.meeting.greetings()}
+    names = [_name(session, at, present.get(at)) for at in islice(listed, NAMES_SHOWN)]
     return [*names, f"and {len(listed) - NAMES_SHOWN} more"] if len(listed) > NAMES_SHOWN else names
 
 
-def _name(session: StreamSession, at: Coordinates, greets: bool) -> str:
-    """A reader for people: its rank, coordinates and what is known of it."""
+def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:
+    """A reader for people: its rank, coordinates and what is known of it; ``hello`` of one that waits there."""
     name = rank_name(session.offer.layout, at)
     reader = session.roster.by_coordinates.get(at)
     if reader is None:
-        return name
-    if greets:
+        return f"{name}: stands at {tuple(hello.position)} of another attempt" if hello else name
+    if hello is not None and hello.client != reader.client and not hello.attempt:
         return f"{name}: a new process; it can only begin again together with all others"
     if reader.left:
         return f"{name}: has left"
     return f"{name}: its loop last asked {reader.idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
 
 
-def silent_readers(session: StreamSession, now: float) -> list[Reader]:
-    """Readers of a running attempt that nothing was heard from for long."""
-    if session.phase is not Phase.RUNNING:
-        return []
+def silent_readers(session: StreamSession, now: float) -> list[Coordinates]:
+    """Readers that nothing was heard from for long: they may be where the endpoint's name points now."""
     after = session.offer.rejoin_after_s
-    return [reader for reader in session.roster if not reader.left and now - reader.heard_s > after]
+    if session.phase is Phase.FORMING:
+        unheard = set(session.meeting.absent(session.meeting.lists()[0])) - session.dismissal.refused
+        return sorted(unheard) if session.meeting.waited(now) > after else []
+    if session.phase is Phase.ENDED:
+        return []
+    silent = (reader for reader in session.roster if not reader.left and now - reader.heard_s > after)
+    # While the stream is made again a reader has nothing to say, as long as it is connected.
+    return [reader.at for reader in silent if session.phase is not Phase.RESTORING or not reader.peer]
+
+
+def others(session: StreamSession, silent: Iterable[Coordinates]) -> list[bytes]:
+    """The connections of all other readers, and of all that wait."""
+    excluded = set(silent)
+    readers = {reader.peer for reader in session.roster if reader.at not in excluded}
+    return sorted((readers | {greeting.peer for greeting in session.meeting.greetings()}) - {b""})
 
 
 def describe(session: StreamSession) -> str:

@@ -9,9 +9,10 @@ from itertools import product
 
 from packhorse.contract import BatchContract, Readers, ResolvedContract
 from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import Position
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.trainer import TrainerFacts
-from packhorse.wire import PROTOCOL_VERSION, Hello, Reject
+from packhorse.wire import PROTOCOL_VERSION, Hello, Reject, Welcome
 from packhorse_service.dismissal import refusal
 from packhorse_service.meeting import Formation, Meeting
 
@@ -38,6 +39,21 @@ class Offer:
     def warnings(self, hello: Hello) -> tuple[Violation, ...]:
         """What this reader should know, and is served nevertheless."""
         return tuple(warnings(self._broken(hello)))
+
+    def welcome(self, attempt: bytes, number: int, at: Position, warnings: tuple[Violation, ...]) -> Welcome:
+        """To a reader that stands at ``at``: the attempt has formed, and this is its stream."""
+        return Welcome(
+            server=self.server,
+            stream=self.stream,
+            attempt=attempt,
+            attempt_number=number,
+            fingerprint=self.fingerprint,
+            position=at,
+            contract=self.contract,
+            steps_ahead=self.steps_ahead,
+            keep_alive_s=self.keep_alive_s,
+            warnings=warnings,
+        )
 
     def refusals(self, hello: Hello) -> list[Violation]:
         """Every rule that refuses this reader."""

@@ -13,10 +13,11 @@ A running attempt is untouched until a new one has formed (``meeting``): whoever
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from packhorse.errors import ContractError
 from packhorse.microbatch import Position
 from packhorse.session import digest_of
 from packhorse.wire import (
@@ -34,14 +35,13 @@ from packhorse.wire import (
     Reject,
     ServerError,
     Snapshot,
-    Welcome,
 )
 from packhorse_service.attempt import Phase, Reader, Roster
 from packhorse_service.dismissal import Dismissal, rank_name
 from packhorse_service.effects import Effect, Make, Restore, Send
 from packhorse_service.framing import FramedStep
-from packhorse_service.meeting import Formation, Meeting
-from packhorse_service.notices import silent_readers, waits
+from packhorse_service.meeting import Formation, Greeting, Meeting
+from packhorse_service.notices import obstacles, others, silent_readers, waits
 from packhorse_service.offer import Offer, dismissals
 from packhorse_service.supply import Supply
 
@@ -60,11 +60,12 @@ class StreamSession:
     roster: Roster = field(init=False)
     meeting: Meeting = field(init=False)
     supply: Supply = field(init=False)
-    _dismissal: Dismissal = field(init=False)
+    dismissal: Dismissal = field(init=False)
     phase_since_s: float = 0.0
     heard_s: float = 0.0  # when a message came last
+    asked: tuple[int, bytes, bytes] | None = None  # (step, digest, peer) of the snapshot asked for
     _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
-    _asked: tuple[bytes, int, bytes] | None = None  # (peer, step, digest) of the snapshot asked for
+    _supplied: bytes = NO_ATTEMPT  # whose steps the supply holds: another attempt may have packed otherwise
     _told: set[bytes] = field(default_factory=set)  # connections that must still hear of the failure
     _said_s: float = 0.0  # when the last round of WAIT was sent
     _rejoin_s: float = 0.0
@@ -73,14 +74,14 @@ class StreamSession:
         self.roster = Roster({}, self.offer)
         self.meeting = Meeting(self.offer.readers)
         self.supply = Supply(self.offer.steps_ahead)
-        self._dismissal = Dismissal(self.offer.layout)
+        self.dismissal = Dismissal(self.offer.layout)
 
     # The server's calls ------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
         """Every reader has said BYE, and none waits for the next attempt."""
-        return self.roster.all_left and not self.meeting.present()
+        return self.roster.all_left and not self.meeting.greetings()
 
     @property
     def failure_heard(self) -> bool:
@@ -109,17 +110,26 @@ class StreamSession:
         if round_ != self._round:
             return []
         self.supply.made(step, behind)
-        diverged = self.roster.diverged(step, self._num_microbatches) if step is not None else None
-        return self.fail(diverged, ErrorCode.DIVERGED) if diverged else self._pump(now)
+        if self.phase is Phase.RESTORING:
+            return []  # the stream will be made again from elsewhere
+        return self._diverged([step] if step else []) or self._pump(now)
+
+    def _diverged(self, steps: Iterable[FramedStep]) -> list[Effect]:
+        """Compare these steps with what readers say they were handed."""
+        found = (self.roster.diverged(step, self._num_microbatches) for step in steps)
+        diverged = next(filter(None, found), None)
+        return self.fail(diverged, ErrorCode.DIVERGED) if diverged else []
 
     def restored(self, round_: int, now: float) -> list[Effect]:
         """The stream stands where ``Restore`` asked."""
         return self._welcome_all(now) if round_ == self._round else []
 
     def not_restored(self, round_: int, message: str, now: float) -> list[Effect]:
-        """The snapshot is not one of this stream: its readers are refused, the server waits for others."""
-        if round_ != self._round:
-            return []
+        """The snapshot is not one of this stream."""
+        return self._refuse_attempt(message, now) if round_ == self._round else []
+
+    def _refuse_attempt(self, message: str, now: float) -> list[Effect]:
+        """Nothing can be made for these readers: they are refused, the server waits for others."""
         told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
         self.roster, self.attempt = Roster({}, self.offer), NO_ATTEMPT
         self.meeting.clear()
@@ -130,7 +140,7 @@ class StreamSession:
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
-        present = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        present = {reader.peer for reader in self.roster} | {greeting.peer for greeting in self.meeting.greetings()}
         self._told = present - {b""}
         return [self._error(peer, code, message, fatal=True) for peer in sorted(self._told)]
 
@@ -148,20 +158,22 @@ class StreamSession:
 
     def tick(self, now: float) -> list[Effect]:
         """Time passed: every keep-alive interval, tell whom something is owed what is waited for."""
-        if self.failure is None and self.meeting.overdue(now):
+        met = self.phase in (Phase.RESTORING, Phase.WELCOMING)
+        if self.failure is None and not met and self.meeting.overdue(now):
             return self._dismiss()
         if now - self._said_s < self.offer.keep_alive_s or self.failure is not None:
             return []
         self._said_s = now
-        return [*(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
+        back = [self._error(g.peer, ErrorCode.HELLO, "say HELLO again") for g in self.meeting.reinstated()]
+        return [*back, *(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
 
     def _dismiss(self) -> list[Effect]:
         """The deadline of those that wait: refuse them all, in the same words."""
-        violations = self._dismissal.violations(self.meeting.missing(), self.meeting.disagreement())
+        violations = self.dismissal.violations(*obstacles(self))
         reject = Reject(stream=self.offer.stream, violations=violations)
-        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.present().values()]
+        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.greetings()]
         self.meeting.clear()
-        self._dismissal.clear()
+        self.dismissal.clear()
         return told
 
     # HELLO -------------------------------------------------------------------------------------------
@@ -169,93 +181,90 @@ class StreamSession:
     def _hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
         violations = self.offer.refusals(hello)
         if violations:
-            named = self._dismissal.refuse(hello, violations)
+            named = self.dismissal.refuse(hello, violations)
             return [Send(peer, Reject(stream=self.offer.stream, violations=named))]
-        self._dismissal.accept(hello.reader)
+        self.dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
         if known is not None and returns and self.phase in (Phase.RUNNING, Phase.ENDED):
-            return self._move(known, peer, hello, now)
+            if hello.position <= known.sent:
+                return self._move(known, peer, hello, now)
+            effects = self._outrun(peer, now)
+        elif self.roster.of(peer) is not None and self._waits_already(peer, hello):
+            return []  # said twice; its answer is on the way
+        else:
+            effects = []
         replaced = self.meeting.note(peer, hello, now)
-        effects: list[Effect] = []
-        if replaced is not None and replaced.peer != peer:
-            self._dismissal.claim_twice(hello.reader)
-            name = rank_name(self.offer.layout, hello.reader)
-            text = f"another process has claimed {name}; each reader connects once: check the ranks"
-            effects.append(self._error(replaced.peer, ErrorCode.FAILED, text, fatal=True))
+        if replaced is not None:
+            self.dismissal.claim_twice(hello.reader)
         formation = self.meeting.formed()
         refused = [Send(peer, reject) for peer, reject in dismissals(self.offer, self.meeting, formation)]
         return effects + (refused or (self._form(formation, now) if formation else []))
 
     def _move(self, reader: Reader, peer: bytes, hello: Hello, now: float) -> list[Effect]:
         """A reader of this attempt is back on a new connection and continues at its position."""
-        if not reader.acked <= hello.position <= reader.sent:
-            text = f"{hello.reader} stands at {tuple(hello.position)}, outside what attempt {self.attempt_number} sent"
+        if hello.position < reader.acked:
+            text = f"{hello.reader} stands at {tuple(hello.position)}, before what it has acknowledged"
             return [self._error(peer, ErrorCode.POSITION, text, fatal=True)]
         self.roster.move(reader, peer)
         self.roster.acknowledge(reader, hello.position)
         reader.sent, reader.heard_s, reader.left = hello.position, now, False
         return [self._welcome(reader), *self._pump(now)]
 
+    def _outrun(self, peer: bytes, now: float) -> list[Effect]:
+        """A reader stands behind what was sent here: another server has served the attempt since. All meet again."""
+        others = [reader.peer for reader in self.roster if reader.peer not in (b"", peer)]
+        self.roster = Roster({}, self.offer)
+        self._enter(Phase.FORMING, now)
+        return [self._error(other, ErrorCode.HELLO, "another server has served this attempt since") for other in others]
+
+    def _waits_already(self, peer: bytes, hello: Hello) -> bool:
+        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.meeting.greetings())
+
     # Forming -----------------------------------------------------------------------------------------
 
     def _form(self, formation: Formation, now: float) -> list[Effect]:
+        self.attempt_number += not formation.attempt or formation.attempt != self.attempt
         self.attempt = formation.attempt or secrets.token_bytes(ATTEMPT_BYTES)
-        self.attempt_number += 1
         self.roster = Roster(formation.greetings, self.offer, now)
+        self.asked = None
         self._enter(Phase.RESTORING, now)
         lowest = formation.lowest
-        # A new attempt that begins elsewhere may have other data in mind: its snapshot tells.
-        if self.supply.holds(lowest.step) and (formation.attempt or lowest.step == 0):
-            return self._welcome_all(now)
-        return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation)
+        # Elsewhere than at the beginning, another attempt may have other data in mind: its snapshot tells.
+        same = formation.attempt != NO_ATTEMPT and formation.attempt == self._supplied
+        if self.supply.holds(lowest.step) and (same or lowest.step == 0):
+            return self._diverged(self.supply.steps.values()) or self._welcome_all(now)
+        return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation, now)
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
         self._round += 1
         self.supply.reset(step)
         return [Restore(self._round, snapshot)]
 
-    def _ask_for_snapshot(self, formation: Formation) -> list[Effect]:
-        held = formation.snapshots()
-        if not held:
-            return self.fail(
-                f"no reader holds a snapshot at or below {tuple(formation.lowest)}: nothing to resume from"
-            )
-        step = max(held)
-        if len(held[step]) > 1:
-            return self.fail(f"readers hold different snapshots before step {step}: their checkpoints differ")
-        ((digest, greeting),) = held[step].items()
-        self._asked = (greeting.peer, step, digest)
-        return [Send(greeting.peer, Give(stream=self.offer.stream, step=step, digest=digest))]
+    def _ask_for_snapshot(self, formation: Formation, now: float) -> list[Effect]:
+        try:
+            step, digest, peer = self.asked = formation.newest_snapshot()
+        except ContractError as error:
+            return self._refuse_attempt(str(error), now)
+        return [Send(peer, Give(stream=self.offer.stream, step=step, digest=digest))]
 
     def _snapshot(self, peer: bytes, message: Snapshot, extra: Frames, _now: float) -> list[Effect]:
         snapshot = bytes(extra[0])
-        if self._asked != (peer, message.step, digest_of(snapshot)):
+        if self.asked != (message.step, digest_of(snapshot), peer):
             return [self._error(peer, ErrorCode.HELLO, "this is not the snapshot that was asked for")]
-        self._asked = None
+        self.asked = None
         return self._restore(message.step, snapshot)
 
     def _welcome_all(self, now: float) -> list[Effect]:
         self._enter(Phase.WELCOMING, now)
+        self._supplied = self.attempt
+        for reader in self.roster:
+            reader.heard_s = now
         return [*(self._welcome(reader) for reader in self.roster), *self._ask_for_step()]
 
     def _welcome(self, reader: Reader) -> Send:
-        offer = self.offer
-        return Send(
-            reader.peer,
-            Welcome(
-                server=offer.server,
-                stream=offer.stream,
-                attempt=self.attempt,
-                attempt_number=self.attempt_number,
-                fingerprint=offer.fingerprint,
-                position=reader.acked,
-                contract=offer.contract,
-                steps_ahead=offer.steps_ahead,
-                keep_alive_s=offer.keep_alive_s,
-                warnings=reader.warnings,
-            ),
-        )
+        welcome = self.offer.welcome(self.attempt, self.attempt_number, reader.acked, reader.warnings)
+        return Send(reader.peer, welcome)
 
     def _enter(self, phase: Phase, now: float) -> None:
         self.phase, self.phase_since_s = phase, now
@@ -277,9 +286,15 @@ class StreamSession:
         if not self.roster.answer(reader):
             return []
         self._enter(Phase.RUNNING, now)
-        self.meeting.clear()
-        self._dismissal.clear()
-        return self._pump(now)
+        out = [self._replaced(greeting) for greeting in self.meeting.superseded()]
+        self.meeting.excuse({reader.client for reader in self.roster})
+        self.dismissal.clear()
+        return [*out, *self._pump(now)]
+
+    def _replaced(self, greeting: Greeting) -> Send:
+        name = rank_name(self.offer.layout, greeting.hello.reader)
+        text = f"another process has claimed {name}; each reader connects once: check the ranks"
+        return self._error(greeting.peer, ErrorCode.FAILED, text, fatal=True)
 
     def _ack(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
         reader = self._heard(peer, message, now)
@@ -292,9 +307,12 @@ class StreamSession:
         return list(self._send_to(reader, now))
 
     def _unknown(self, peer: bytes) -> list[Effect]:
-        if any(greeting.peer == peer for greeting in self.meeting.present().values()):
+        if any(greeting.peer == peer for greeting in self.meeting.greetings()):
             return []  # it has said HELLO since, and waits
         return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
+
+    def _ack_at_end(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
+        return [] if self._heard(peer, message, now) else self._unknown(peer)
 
     def _bye(self, peer: bytes, _message: Bye, _extra: Frames, _now: float) -> list[Effect]:
         self.meeting.forget(peer)
@@ -358,9 +376,8 @@ class StreamSession:
         if not silent or now - self._rejoin_s < self.offer.rejoin_after_s:
             return []
         self._rejoin_s = now
-        names, after = ", ".join(str(reader.at) for reader in silent), self.offer.rejoin_after_s
-        text = f"nothing heard from {names} for {after:.0f} s"
-        return [self._error(r.peer, ErrorCode.REJOIN, text) for r in self.roster if r.peer and r not in silent]
+        text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
+        return [self._error(peer, ErrorCode.REJOIN, text) for peer in others(self, silent)]
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))
@@ -376,5 +393,5 @@ TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     (Phase.RESTORING, Snapshot): StreamSession._snapshot,
     (Phase.WELCOMING, Ack): StreamSession._answer,
     (Phase.RUNNING, Ack): StreamSession._ack,
-    (Phase.ENDED, Ack): lambda session, peer, message, _extra, now: [],
+    (Phase.ENDED, Ack): StreamSession._ack_at_end,
 }

@@ -17,6 +17,7 @@ from packhorse.layout import Coordinates
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.session import (
     TRANSITIONS,
+    UNANSWERED_LIMIT,
     ClientSession,
     Deliver,
     Effect,
@@ -163,9 +164,17 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.STREAMING, error(ErrorCode.DIVERGED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
     (State.STREAMING, batch(AT), State.STREAMING, ["Deliver"]),
     (State.STREAMING, end(AT), State.STREAMING, ["Finish"]),
+    (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
+    (State.ENDED, welcome(attempt=OTHER), State.ENDED, []),
+    (State.ENDED, GIVE, State.ENDED, ["Send Snapshot"]),
+    (State.ENDED, error(), State.ENDED, ["Send Hello"]),
+    (State.ENDED, error(ErrorCode.REJOIN), State.ENDED, ["Reconnect"]),
     *(
-        (state, message, state, [])
-        for state in (State.ENDED, State.FAILED)
+        (State.ENDED, message, State.ENDED, [])
+        for message in (EXAMPLES["REJECT"], EXAMPLES["WAIT"], error(fatal=True), batch(AT), end(AT))
+    ),
+    *(
+        (State.FAILED, message, State.FAILED, [])
         for message in (
             welcome(attempt=OTHER),
             EXAMPLES["REJECT"],
@@ -282,13 +291,32 @@ def test_hello_is_said_at_the_position_of_the_loop_and_not_of_what_was_received(
     assert greeting(session).position == session.expected == Position(0, 1)
 
 
-def test_a_reader_that_has_ended_says_so_to_a_server_that_must_meet_all_readers_again() -> None:
+def test_a_reader_that_has_ended_says_hello_behind_the_end_and_keeps_its_end() -> None:
+    """The others cannot go on at another server before it has come too; its own loop is over."""
     session = session_in(State.ENDED, taken=NUM_MICROBATCHES)
     (hello,) = sent(session.connected())
     assert isinstance(hello, Hello)
     assert (hello.attempt, hello.position) == (ATTEMPT, Position(2, 0))
     assert session.receive(welcome(), []) == [Send(session.ack(0.0))]
+    assert kinds(session.connected()) == ["Send Hello"], "what told the loop of the end is not forgotten"
     assert session.state is State.ENDED
+
+
+def test_a_hello_that_nobody_answers_is_said_again() -> None:
+    session = session_in(State.GREETING)
+    for _ in range(UNANSWERED_LIMIT - 1):
+        assert session.interval_passed() == []
+    session.receive(EXAMPLES["WAIT"], [])
+    for _ in range(UNANSWERED_LIMIT - 1):
+        assert session.interval_passed() == [], "the server knows of it"
+    assert kinds(session.interval_passed()) == HELLO_AGAIN
+    assert session.unanswered == 0
+
+
+@pytest.mark.parametrize("state", [State.IDLE, State.STREAMING, State.ENDED, State.FAILED])
+def test_only_a_reader_that_greets_waits_for_an_answer(state: State) -> None:
+    session = session_in(state)
+    assert [session.interval_passed() for _ in range(2 * UNANSWERED_LIMIT)] == [[]] * 2 * UNANSWERED_LIMIT
 
 
 def test_a_reader_that_has_failed_says_nothing() -> None:

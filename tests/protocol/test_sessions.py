@@ -186,22 +186,6 @@ def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
     assert_all_got_everything(network)
 
 
-def test_a_second_process_for_a_rank_ends_the_first() -> None:
-    network = Network()
-    network.connect(FIRST)
-    network.deliver_to_server(FIRST)
-    client, peer = network.clients[FIRST], network.clients[FIRST].peer
-    impostor = Network().clients[FIRST].session
-    object.__setattr__(impostor.identity, "client", bytes(16))
-    hello = impostor.connected()[-1]
-    assert hasattr(hello, "message")
-    network.server_effects(network.server.session.receive(b"other", hello.message, (), 0.0))
-    network.deliver_to_client(FIRST)
-    assert peer
-    assert isinstance(client.error, ServerFailed)
-    assert "another process has claimed" in str(client.error)
-
-
 def test_a_reader_with_another_contract_hears_every_difference() -> None:
     network = Network()
     client = network.clients[FIRST]
@@ -347,7 +331,7 @@ def test_at_the_deadline_everybody_hears_the_same_diagnosis_and_the_next_attempt
     assert diagnosis.startswith("SEQ_LENGTH_MATCH: seq_length of rank 1 (dp1·cp0·tp0·pp0) is 16, must be 8")
     patience = network.clients[FIRST].session.identity.patience_s
     network.tick(patience - 3)
-    assert network.server.session.meeting.present(), "not before the deadline"
+    assert network.server.session.meeting.greetings(), "not before the deadline"
     network.tick(2)
     while network.deliver_to_client(FIRST):
         pass
