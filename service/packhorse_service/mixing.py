@@ -285,9 +285,13 @@ class Order:
         self._finish[number] = None
         source.advance(facts, faulty=faulty)
         if not source.live:
-            for each in self.sources:
-                each.drawn = 0
-            self._count_live()
+            self.stand_equal()
+
+    def stand_equal(self) -> None:
+        """What sources led or lagged by is forgotten."""
+        for source in self.sources:
+            source.drawn = 0
+        self._count_live()
 
     def clone(self) -> Order:
         return Order([source.clone() for source in self.sources], self.mixing)

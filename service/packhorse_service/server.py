@@ -102,7 +102,8 @@ class Producer(threading.Thread):
                 return Made(round_, self._pipeline.next_step())
             case Restore(round_, snapshot):
                 try:
-                    self._pipeline.restore(snapshot)
+                    for notice in self._pipeline.restore(snapshot):
+                        log.warning("resuming: %s", notice)
                 except (ContractError, ProtocolError) as error:
                     return NotRestored(round_, str(error))
                 return Restored(round_)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse_service.accounting import SourceCounts, describe_counts
+from packhorse_service.cutting import OverLength
 from packhorse_service.mixing import MixBy, Mixing, OnEnd
 from packhorse_service.pipeline import Pipeline, StreamPlan
-from packhorse_service.stream import OverLength, Piece
+from packhorse_service.stream import Piece
 from tests.service.corpus import (
     Corpus,
     MemoryCorpus,

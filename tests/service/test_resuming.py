@@ -143,12 +143,12 @@ def test_a_snapshot_whose_samples_were_cut_at_another_length_is_refused(tmp_path
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"seed": 1}, "mixing"),
-        ({"of_each": {"weight": 1}}, "mixing"),
-        ({"of_each": {"epochs": 2}}, "mixing"),
-        ({"mixing": {"by": "samples"}}, "mixing"),
-        ({"mixing": {"on_end": "stop"}}, "mixing"),
-        ({"loading": {"workers": 0, "block_bytes": 999}}, "rendering"),
+        ({"seed": 1}, "order"),
+        ({"of_each": {"weight": 1}}, "mixture"),
+        ({"of_each": {"epochs": 2}}, "mixture"),
+        ({"mixing": {"by": "samples"}}, "mixture"),
+        ({"mixing": {"on_end": "stop"}}, "mixture"),
+        ({"loading": {"workers": 0, "block_bytes": 999}}, "blocks"),
         ({"tokenizer": "tokenizer.json"}, "tokenizer"),
     ],
 )
