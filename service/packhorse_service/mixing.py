@@ -191,8 +191,11 @@ class SourceOrder:
         return head + b"".join(SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index) for s in self.open)
 
     @classmethod
-    def decode(cls, plan: SourcePlan, data: memoryview) -> tuple[Self, memoryview]:
-        """Read one source's place, which may come from a stranger. Returns the rest of the data too."""
+    def decode(cls, plan: SourcePlan, data: memoryview, *, epochs_changed: bool = False) -> tuple[Self, memoryview]:
+        """Read one source's place, which may come from a stranger. Returns the rest of the data too.
+
+        A source that had given all its epochs goes on with the next one where it may have more now.
+        """
         try:
             epoch, opened, turn, count, drawn, faults = SOURCE_FORMAT.unpack_from(data)
             end = SOURCE_FORMAT.size + count * SHARD_FORMAT.size
@@ -200,7 +203,10 @@ class SourceOrder:
         except struct.error as error:
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is cut short") from error
         order = cls(plan, epoch, opened, turn, shards, drawn, faults)
-        if len(shards) != count or not order._is_possible():
+        if epochs_changed and not shards and order._repeats():
+            order.epoch += 1
+            order._open_first()
+        elif len(shards) != count or not order._is_possible():
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is outside its shards and epochs")
         return order, data[end:]
 

@@ -142,7 +142,7 @@ def decode_snapshot(
         raise ProtocolError(f"snapshot: of {sources} sources, here are {len(first.sources)}")
     places = []
     for source in first.sources:
-        place, rest = SourceOrder.decode(source.plan, rest)
+        place, rest = SourceOrder.decode(source.plan, rest, epochs_changed="mixture" in changed)
         places.append(place)
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")

@@ -125,7 +125,7 @@ def test_the_micro_batches_of_a_planned_step_are_in_the_order_in_which_they_came
 def test_an_incomplete_last_step_holds_the_last_packs_and_is_filled(corpus: Corpus, window: int) -> None:
     plan, plain = windowed(corpus, window), windowed(corpus, 1)
     *before, last = run_plan(plan)
-    assert last == run_plan(plain)[-1], "a step of its own, as without windows"
+    assert last.views == run_plan(plain)[-1].views, "a step of its own, as without windows"
     batches = microbatches(last, plan)
     assert 0 < sum(batch.filler for batch in batches) < len(batches) == 8
     assert not any(batch.filler for step in before for batch in microbatches(step, plan))
