@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
+from packhorse_service.blocks import BlockRequest, TokenBlock
+from packhorse_service.decoding import BlockLoader
 from packhorse_service.framing import FramedStep
+from packhorse_service.loading import InlineEngine
+from packhorse_service.mixing import Order, SourceOrder
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
+from packhorse_service.reading import OpenBlocks, Reading
+from packhorse_service.snapshot import decode_snapshot
 from tests.service.corpus import (
     Corpus,
     damage,
@@ -109,6 +116,61 @@ def test_a_snapshot_goes_on_at_another_data_parallel_size_with_the_same_rows(
     for step in whole[:: len(whole) // 6]:
         assert rows_by_step(run_plan(new, step.snapshot), new) == expected[step.step + 1 :]
 
+
+# What it reads ---------------------------------------------------------------------------------------
+
+
+class CountingEngine(InlineEngine):
+    """Remembers which blocks were asked for."""
+
+    def __init__(self, plan: StreamPlan) -> None:
+        super().__init__(BlockLoader(plan.decoding).load)
+        self.asked: list[BlockRequest] = []
+
+    def submit(self, request: BlockRequest) -> Future[TokenBlock]:
+        self.asked.append(request)
+        return super().submit(request)
+
+
+@pytest.mark.parametrize("packing", [{"lookahead": 1}, {"lookahead": 8}, {"lookahead": 4, "window": 2}], ids=str)
+def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for_each_open_shard(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, packing: dict[str, int]
+) -> None:
+    """Wherever the stream is: nothing that lies before the oldest pending sample is read again."""
+    plan = corpus.plan(
+        of_each={"epochs": 5, "open_shards": 2}, packing=packing, loading={"workers": 0, "block_bytes": 3000}
+    )
+    drawn_from: list[BlockRequest] = []
+    note = OpenBlocks.draw_from
+
+    def noted(blocks: OpenBlocks, reading: Reading) -> None:
+        drawn_from.append(reading.request)
+        note(blocks, reading)
+
+    monkeypatch.setattr(OpenBlocks, "draw_from", noted)
+    pipeline = Pipeline(plan, inline_engine(plan))
+    draws_at = {}  # step -> draws in all, where windows meet
+    whole = []
+    while (step := pipeline.next_step()) is not None:
+        whole.append(step)
+        draws_at[step.step] = len(drawn_from)
+    history, first = list(drawn_from), Order([SourceOrder.at_start(s.plan) for s in plan.sources], plan.mixing)
+    open_shards = sum(min(source.plan.open_shards, source.plan.shards) for source in plan.sources)
+    for step in whole:
+        if (step.step + 1) % plan.window.steps:
+            continue
+        place = decode_snapshot(step.snapshot, plan.identity, first).place
+        since = sum(era.draws for era in place.eras)
+        between = set(history[draws_at[step.step] - since : draws_at[step.step]])
+        engine = CountingEngine(plan)
+        resumed = Pipeline(plan, engine)
+        engine.asked.clear()
+        resumed.restore(step.snapshot)
+        assert len(set(engine.asked)) == len(engine.asked)
+        assert len(set(engine.asked) - between) <= open_shards
+
+
+# Another shape ---------------------------------------------------------------------------------------
 
 ANOTHER_SHAPE: dict[str, dict[str, Any]] = {
     "segment_multiple": {"contract": {"segment_multiple": 4}},
