@@ -37,7 +37,7 @@ class Reading:
     ends: list[int]  # offsets of the block's samples, as plain integers
     order: list[int]  # which sample is drawn i-th
     faults: Mapping[int, Fault]
-    behind: Sequence[BlockRequest]  # worth loading meanwhile
+    drawn_from: bool = False
 
 
 class OpenBlocks:
@@ -62,11 +62,11 @@ class OpenBlocks:
             self._reading[source, at.shard] = reading
         return reading
 
-    def draw_from(self, reading: Reading) -> None:
+    def draw_from(self, source: int, shard: int, reading: Reading) -> None:
         """A sample is drawn from this block: it is time to load the one behind it."""
-        if reading.behind:
-            self._store.announce(reading.behind)
-            reading.behind = ()
+        if not reading.drawn_from:
+            reading.drawn_from = True
+            self._store.announce(self._behind(source, shard, reading))
 
     def leave(self, source: int, shard: int, reading: Reading) -> None:
         """Its last sample was drawn."""
@@ -99,12 +99,12 @@ class OpenBlocks:
             order = permutation(block.count, seed).tolist()
         facts = BlockFacts(block.count, block.next_offset)
         faults = {fault.index: fault for fault in block.faults}
-        behind = self._requests_behind(source, shard, request.first_sample, block)
-        return Reading(request, block, facts, block.offsets.tolist(), order, faults, behind)
+        return Reading(request, block, facts, block.offsets.tolist(), order, faults)
 
-    def _requests_behind(self, source: int, shard: int, first: int, block: TokenBlock) -> list[BlockRequest]:
-        if block.next_offset is not None:
-            return [self._request(source, shard, block.next_offset, first + block.count)]
+    def _behind(self, source: int, shard: int, reading: Reading) -> list[BlockRequest]:
+        if reading.facts.next_offset is not None:
+            first = reading.request.first_sample + reading.facts.samples
+            return [self._request(source, shard, reading.facts.next_offset, first)]
         upcoming = self._head.sources[source].next_shard()
         return [] if upcoming is None else [self._request(source, upcoming, 0, 0)]
 

@@ -126,7 +126,7 @@ class SampleStream:
         at = self._head.sources[source].current
         shard, index = at.shard, at.index
         reading = self._open.at(source, at)
-        self._open.draw_from(reading)
+        self._open.draw_from(source, shard, reading)
         sample = reading.order[index]
         begin, end = reading.ends[sample], reading.ends[sample + 1]
         fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin, lengths[0])
