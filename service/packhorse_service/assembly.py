@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -128,15 +129,26 @@ def _join(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], brings
         trained = signed != IGNORE_INDEX
         mask = trained.astype(np.uint8) if mask is None else mask * trained
         labels = np.where(trained, signed, 0).astype(np.uint32)
+    tokens = concatenate([row.ids for row in used]).astype(np.uint32, copy=False)
+    keys = tuple(sample.key for sample in samples)
     return TokenBlock(
-        tokens=concatenate([row.ids for row in used]).astype(np.uint32, copy=False),
+        tokens=tokens,
         offsets=offsets,
         loss_mask=mask,
         labels=labels,
-        keys=tuple(sample.key for sample in samples),
+        keys=keys,
         next_offset=samples[-1].next_offset,
         faults=tuple(row for row in rows if isinstance(row, Fault)),
+        checksum=_checksum("\0".join(keys).encode(), tokens, offsets, mask, labels),
     )
+
+
+def _checksum(*parts: bytes | npt.NDArray[Any] | None) -> int:
+    """CRC-32; never 0."""
+    checksum = 0
+    for part in parts:
+        checksum = crc32(b"" if part is None else memoryview(part), checksum)
+    return checksum or 1
 
 
 def _join_masks(used: Sequence[TokenArrays]) -> npt.NDArray[np.uint8] | None:

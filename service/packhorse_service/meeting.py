@@ -23,6 +23,7 @@ __all__ = ["Formation", "Greeting", "Meeting"]
 
 
 EARLY_S = 2.0
+NAMED = 8  # readers of one place, in a message
 
 
 class Greeting(NamedTuple):
@@ -124,10 +125,13 @@ class Meeting:
         return max(complete, key=lambda formation: formation.latest, default=None)
 
     def disagreement(self) -> list[str]:
-        """Where all readers are here and yet no attempt forms: what each says."""
+        """Where all readers are here and yet no attempt forms: who stands where, and with which snapshot."""
         if self.missing():
             return []
-        return [f"{reader} stands at {tuple(g.hello.position)}" for reader, g in sorted(self.present().items())]
+        places: dict[str, list[str]] = {}
+        for reader, greeting in sorted(self.present().items()):
+            places.setdefault(_stands(greeting.hello), []).append(str(reader))
+        return [f"{_listed(readers)} at {place}" for place, readers in places.items()]
 
     def _complete(self, rule: Mapping[Coordinates, Greeting]) -> bool:
         return rule.keys() == self.readers
@@ -138,6 +142,18 @@ def _begins_at(hello: Hello) -> tuple[Position, bytes]:
     if hello.start == ORIGIN:
         return hello.start, b""
     return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
+
+
+def _stands(hello: Hello) -> str:
+    """A reader's place for people, with all that must be the same for an attempt to form."""
+    _, snapshot = _begins_at(hello)
+    place = f"{tuple(hello.position)}" + (f" with snapshot {snapshot.hex()[:8]}" if snapshot else "")
+    return f"{place} of attempt {hello.attempt.hex()[:8]}" if hello.has_handed_out else place
+
+
+def _listed(readers: list[str]) -> str:
+    more = f" and {len(readers) - NAMED} more" if len(readers) > NAMED else ""
+    return ", ".join(readers[:NAMED]) + more
 
 
 def _same(values: Iterable[object]) -> bool:

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, drawn, faults
-SHARD_FORMAT = struct.Struct("<IQQI")  # shard, block offset, first sample, index in the block
+SHARD_FORMAT = struct.Struct("<IQQII")  # shard, block offset, first sample, index in the block, its checksum
 
 
 class MixBy(StrEnum):
@@ -84,6 +84,7 @@ class BlockFacts(NamedTuple):
 
     samples: int
     next_offset: int | None
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ class OpenShard:
     offset: int = 0
     first_sample: int = 0
     index: int = 0
+    checksum: int = 0  # of the block, where samples of it were drawn; 0 = not known
 
 
 @lru_cache(maxsize=256)
@@ -154,10 +156,12 @@ class SourceOrder:
         self.faults += faulty
         shard = self.open[self.turn]
         shard.index += 1
+        shard.checksum = facts.checksum
         if shard.index < facts.samples:
             self.turn = (self.turn + 1) % len(self.open)
         elif facts.next_offset is not None:
-            shard.offset, shard.first_sample, shard.index = facts.next_offset, shard.first_sample + facts.samples, 0
+            shard.offset, shard.first_sample = facts.next_offset, shard.first_sample + facts.samples
+            shard.index = shard.checksum = 0
             self.turn = (self.turn + 1) % len(self.open)
         else:
             self._close_current()
@@ -188,7 +192,9 @@ class SourceOrder:
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
-        return head + b"".join(SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index) for s in self.open)
+        return head + b"".join(
+            SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open
+        )
 
     @classmethod
     def decode(cls, plan: SourcePlan, data: memoryview, *, epochs_changed: bool = False) -> tuple[Self, memoryview]:

@@ -40,6 +40,7 @@ from packhorse_service.identifying import identify
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.mixing import Mixing, SourcePlan, integer_weights
+from packhorse_service.origins import Origins
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.resuming import notices, taken_up
@@ -302,7 +303,9 @@ class Pipeline:
         rows = build_rows(planned.micro_batches, contract, map(self._keys, planned.micro_batches))
         rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
-        return frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
+        step = frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
+        step.origin = Origins(planned.micro_batches, planned.ranks, self.plan.sources)
+        return step
 
     def _next_micro_batch(self) -> Sequence[Segment]:
         """The segments of the next micro-batch; none at the end."""

@@ -78,9 +78,14 @@ class OpenBlocks:
         """Every open shard must hold what the order says of it. Raises ``SourceError``."""
         for source, order in enumerate(self._head.sources):
             for at in order.open:
-                if at.index >= self.at(source, at).block.count:
-                    name = self._settings[source].shards[at.shard].name
+                block, name = self.at(source, at).block, self._settings[source].shards[at.shard].name
+                if at.index >= block.count:
                     raise SourceError(f"shard {name!r} has no sample {at.index} in the block at {at.offset}")
+                if at.checksum and at.checksum != block.checksum:
+                    raise SourceError(
+                        f"shard {name!r} holds other samples at byte {at.offset} than it held, under the same name and "
+                        "size; put back what was there"
+                    )
 
     def _open(self, source: int, shard: int, request: BlockRequest, block: TokenBlock) -> Reading:
         setting = self._settings[source]
@@ -97,7 +102,7 @@ class OpenBlocks:
             epoch = self._head.sources[source].epoch
             seed = seed_of(setting.plan.seed, setting.plan.name, epoch, shard, request.first_sample)
             order = permutation(block.count, seed).tolist()
-        facts = BlockFacts(block.count, block.next_offset)
+        facts = BlockFacts(block.count, block.next_offset, block.checksum)
         faults = {fault.index: fault for fault in block.faults}
         return Reading(request, block, facts, block.offsets.tolist(), order, faults)
 

@@ -44,6 +44,9 @@ def taken_up(snapshot: StreamSnapshot, kind: Used) -> StreamSnapshot:
             "where windows meet"
         )
     order = snapshot.place.order.clone()
+    for source in order.sources:
+        for shard in source.open:
+            shard.checksum = 0  # its samples may be others
     if "mixture" in snapshot.changed:
         order.stand_equal()
     return snapshot._replace(place=StreamPlace(order, (), np.empty(0, np.uint8)), used=0)

@@ -79,7 +79,7 @@ def cost_table() -> Table:
     """Bytes and microseconds, in steady state."""
     title = f"A snapshot: log-normal lengths, L = {CAPACITY:,}, after each of {PACKS // 2} packs"
     table = Table("mean ids", "packs", "shards", "drawn", "bytes", "allowed", "µs", "µs, 99 %", title=title)
-    table.caption = "packs looked ahead, shards open, samples drawn since the oldest pending, most; 1 bit + 32 + 1 KiB"
+    table.caption = "drawn: since the oldest pending, most; allowed: a bit of each, 32 bytes a shard and 1 KiB"
     for mean, lookahead, shards in (
         (500, 16, 16),
         (500, 64, 16),
@@ -163,7 +163,7 @@ def resume_table(base: Path) -> Table:
                 snapshots.append(planned.snapshot)
     whole = time.perf_counter() - start
     title = "Resumed until the next step is planned: ten snapshots in a row, two sources on disk, blocks of 64 KiB"
-    table = Table("resumed at step", "ms, median", "over step 10", "blocks read, mean", "drawn again", title=title)
+    table = Table("at step", "ms, median", "over step 10", "blocks read", "drawn again", title=title)
     first_of_all = 0.0
     for step, snapshots in at.items():
         times, asked, drawn = [], [], []

@@ -226,6 +226,20 @@ def test_a_snapshot_of_other_data_is_refused(corpus: Corpus, tmp_path: Path) -> 
         Pipeline(other, inline_engine(other)).restore(snapshot)
 
 
+def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(tmp_path: Path) -> None:
+    """Wherever a block of it is half drawn: its samples are not those that the checkpoint counted."""
+    sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar", "shuffle": False}}
+    write_source(tmp_path / "docs", [[30] * 60])
+    plan = make_plan(tmp_path, sources)
+    whole = run_plan(plan)
+    assert run_plan(plan, whole[2].snapshot) == whole[3:]
+    write_source(tmp_path / "docs", [[30] * 60], first=2)
+    again = make_plan(tmp_path, sources)
+    assert again.identity == plan.identity
+    with pytest.raises(ProtocolError, match=r"'part-000\.tar' holds other samples at byte \d+ than it held, under the"):
+        run_plan(again, whole[2].snapshot)
+
+
 def test_a_refused_snapshot_leaves_the_pipeline_where_it_was(corpus: Corpus) -> None:
     plan = corpus.plan()
     whole = run_plan(plan)
@@ -277,7 +291,7 @@ def test_snapshots_are_small(corpus: Corpus) -> None:
 
 
 def test_a_plan_whose_snapshots_could_be_over_the_limit_is_refused(tmp_path: Path) -> None:
-    """43 sources with 64 open shards each have 2,752 places of 24 bytes: more than 64 KiB."""
+    """43 sources with 64 open shards each have 2,752 places of 28 bytes: more than 64 KiB."""
     write_source(tmp_path / "docs", [[2]] * 64)
     sources = {f"source {i}": {"shards": "docs/part-*.tar", "open_shards": 64} for i in range(43)}
     with pytest.raises((ConfigError, ContractError), match="open_shards"):

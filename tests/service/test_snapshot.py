@@ -133,7 +133,7 @@ def test_the_bytes_of_a_snapshot_never_change() -> None:
         + struct.pack("<IIII", 5, 64, 2, 0)
         + b"".join(IDENTITY.order[name] for name in ("manifest", "mixture", "rendering", "tokenizer"))
         + struct.pack("<IIHHQQ", 0, 1, 0, 1, 0, 0)
-        + struct.pack("<IQQI", 0, 0, 0, 0)
+        + struct.pack("<IQQII", 0, 0, 0, 0, 0)
         + bytes([0b00000110, 0b1])
     )
 
