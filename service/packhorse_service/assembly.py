@@ -6,7 +6,7 @@ n = samples of the block, N = their ids. A sample that fails a check keeps its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -139,15 +139,15 @@ def _join(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], brings
         keys=keys,
         next_offset=samples[-1].next_offset,
         faults=tuple(row for row in rows if isinstance(row, Fault)),
-        checksum=_checksum("\0".join(keys).encode(), tokens, offsets, mask, labels),
+        checksum=_checksum(keys, (tokens, offsets, mask, labels)),
     )
 
 
-def _checksum(*parts: bytes | npt.NDArray[Any] | None) -> int:
+def _checksum(keys: Sequence[str], arrays: Iterable[npt.NDArray[Any] | None]) -> int:
     """CRC-32; never 0."""
-    checksum = 0
-    for part in parts:
-        checksum = crc32(b"" if part is None else memoryview(part), checksum)
+    checksum = crc32("\0".join(keys).encode())
+    for array in arrays:
+        checksum = crc32(b"" if array is None else array.data, checksum)
     return checksum or 1
 
 

@@ -192,9 +192,8 @@ class SourceOrder:
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
-        return head + b"".join(
-            SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open
-        )
+        pack = SHARD_FORMAT.pack
+        return head + b"".join([pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open])
 
     @classmethod
     def decode(cls, plan: SourcePlan, data: memoryview, *, epochs_changed: bool = False) -> tuple[Self, memoryview]:
