@@ -258,8 +258,8 @@ class ClientSession:
         step = self.start.step
         return ContractError(
             f"the state stands inside a step, at {tuple(self.start)}, and the server packs or deals that step "
-            "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at one of the two "
-            f"nearest boundaries, {(step, 0)} (set the state's position to it) or {(step + 1, 0)} (as saved there)"
+            "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at a boundary. The "
+            f"nearest are {(step, 0)}, for which its snapshot serves too (set its position), and {(step + 1, 0)}"
         )
 
     def _batch(self, message: Batch, extra: Frames) -> list[Effect]:

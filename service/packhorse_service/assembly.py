@@ -145,7 +145,7 @@ def _join(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], brings
 
 def _checksum(keys: Sequence[str], arrays: Iterable[npt.NDArray[Any] | None]) -> int:
     """CRC-32; never 0."""
-    checksum = crc32("\0".join(keys).encode())
+    checksum = crc32("\0".join(keys).encode(errors="surrogatepass"))
     for array in arrays:
         checksum = crc32(b"" if array is None else array.data, checksum)
     return checksum or 1

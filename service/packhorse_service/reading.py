@@ -84,7 +84,7 @@ class OpenBlocks:
                 if at.checksum and at.checksum != block.checksum:
                     raise SourceError(
                         f"shard {name!r} holds other samples at byte {at.offset} than it held, under the same name and "
-                        "size; put back what was there"
+                        "size, or a library tokenises them otherwise; put back what was there"
                     )
 
     def _open(self, source: int, shard: int, request: BlockRequest, block: TokenBlock) -> Reading:
