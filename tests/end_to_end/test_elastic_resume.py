@@ -21,17 +21,20 @@ LENGTH = 64
 STEP = 8  # micro-batches of a step, over all ranks
 
 
-@pytest.fixture
-def long_shards(tmp_path: Path) -> Path:
-    """Two shards of samples of up to six rows; no id comes twice."""
+def write_shards(folder: Path, first: int = 1) -> None:
+    """Two shards of samples of up to six rows; no id comes twice. Other ids make shards of the same size."""
     lengths = np.clip(np.random.default_rng(3).lognormal(4.3, 1.0, (2, 60)).astype(int), 2, 390)
-    first = 1
     for number, of_shard in enumerate(lengths.tolist()):
         samples = {}
         for key, length in enumerate(of_shard):
             samples[f"{key:03d}"] = range(first, first + length)
             first += length
-        write_shard(tmp_path / f"a-{number}.tar", samples)
+        write_shard(folder / f"a-{number}.tar", samples)
+
+
+@pytest.fixture
+def long_shards(tmp_path: Path) -> Path:
+    write_shards(tmp_path)
     return tmp_path
 
 
@@ -93,15 +96,15 @@ def test_jobs_of_any_size_and_length_one_after_the_other_deliver_every_target_on
 
 def test_a_change_of_data_is_refused_with_the_line_that_allows_it_and_goes_on_with_it(long_shards: Path) -> None:
     _, state = run_job(config_of(long_shards), 1, None, 3)
-    changed = {"date": "2026-01-02"}
-    with running_server(config_of(long_shards, **changed)) as server, reading(server.endpoint) as feed:
+    date = "2026-01-02"
+    with running_server(config_of(long_shards, date=date)) as server, reading(server.endpoint) as feed:
         feed.load_state_dict(state)
         with pytest.raises(
             ServerFailed, match=r"these differ: date;.*resume: \{allow_changes: \[date@\w{16}\]\}"
         ) as error:
             next(feed)
     line = str(error.value).partition("allow_changes: [")[2].partition("]")[0]
-    config = config_of(long_shards, **changed, resume={"allow_changes": [line]})
+    config = config_of(long_shards, date=date, resume={"allow_changes": [line]})
     taken, later = run_job(config, 1, state, 2)
     assert taken[0].position == (3, 0)
     log = (long_shards / "server.log").read_text()
@@ -113,10 +116,9 @@ def test_a_change_of_data_is_refused_with_the_line_that_allows_it_and_goes_on_wi
 def test_a_restarted_server_whose_shard_was_written_anew_serves_nobody_another_stream(long_shards: Path) -> None:
     """Same name, same size, other ids: the place that the checkpoint names tells."""
     _, state = run_job(config_of(long_shards), 1, None, 3)
-    for path in long_shards.glob("a-*.tar"):
-        path.write_bytes(
-            path.read_bytes().replace(b"\x07\x00\x08\x00", b"\x08\x00\x07\x00").replace(b"\x10\x01", b"\x10\x02")
-        )
+    sizes = [path.stat().st_size for path in sorted(long_shards.glob("a-*.tar"))]
+    write_shards(long_shards, first=2)
+    assert [path.stat().st_size for path in sorted(long_shards.glob("a-*.tar"))] == sizes
     with running_server(config_of(long_shards)) as server, reading(server.endpoint) as feed:
         feed.load_state_dict(state)
         with pytest.raises(ServerFailed, match="holds other samples at byte"):
