@@ -86,6 +86,7 @@ def check_pending(counts: Any, pending: Any) -> None:
 PATHS: dict[str, dict[str, Any]] = {
     "packs": {},
     "windows": {"packing": {"window": 3}},
+    "closed lookaheads": {"packing": {"algorithm": "first_fit_decreasing"}},
     "an incomplete step dropped": {"contract": {"remainder": "drop", "global_batch_size": 16}},
     "windows, an incomplete step dropped": {
         "contract": {"remainder": "drop", "global_batch_size": 8},

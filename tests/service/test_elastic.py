@@ -219,6 +219,16 @@ def test_a_policy_that_loses_targets_repeats_none_and_loses_none_of_what_fits(
         assert account.packed + account.lost_tokens == account.targets
 
 
+def test_what_was_packed_before_it_became_too_long_stays_packed_in_the_account(tmp_path: Path) -> None:
+    old, new = (lossy_plan(tmp_path, "drop", n) for n in (64, 32))
+    differ = 0
+    for step in run_plan(old):
+        (before, _), (after, _) = (resumed(plan, step.snapshot) for plan in (old, new))
+        assert after.counts["docs"].packed == before.counts["docs"].packed
+        differ += after.counts["docs"].lost_samples > before.counts["docs"].lost_samples
+    assert differ
+
+
 @pytest.mark.parametrize("policy", LOSSY)
 def test_what_was_cut_or_dropped_stays_so_when_rows_get_longer(tmp_path: Path, policy: str) -> None:
     """There and back: 64, 32 and 64 again deliver of what waited no more than 32 left of it."""
@@ -438,6 +448,22 @@ def test_a_change_goes_on_when_asked_for_as_the_refusal_says(corpus: Corpus, par
             again, said = resumed(new, later.snapshot)
             assert said == ()
             assert list(iter(again.next_step, None)) == rest[later.step - step.step :]
+
+
+def test_a_document_that_was_half_delivered_is_delivered_again_as_a_whole(tmp_path: Path) -> None:
+    """Where nobody can tell what its ids were, all of it waits."""
+    sources = over_long_source(tmp_path)
+    old = make_plan(tmp_path, sources, contract={"packing": "concat"})
+    for step in run_plan(old)[:-1]:
+        with pytest.raises(ContractError) as error:
+            resumed(make_plan(tmp_path, sources, contract={"packing": "concat"}, date="2026-01-02"), step.snapshot)
+        resume = {"allow_changes": asked_for(error)}
+        new = make_plan(tmp_path, sources, contract={"packing": "concat"}, date="2026-01-02", resume=resume)
+        pipeline, _ = resumed(new, step.snapshot)
+        planned = pipeline.next_plan()
+        assert planned is not None
+        piece = planned.micro_batches[0][0][0]
+        assert piece.begin == piece.block.offsets[piece.sample]
 
 
 def test_a_permission_is_for_one_change_only(corpus: Corpus) -> None:
