@@ -464,6 +464,8 @@ def test_a_document_that_was_half_delivered_is_delivered_again_as_a_whole(tmp_pa
         assert planned is not None
         piece = planned.micro_batches[0][0][0]
         assert piece.begin == piece.block.offsets[piece.sample]
+        rest = list(iter(pipeline.next_step, None))
+        assert run_plan(new, planned.snapshot) == rest
 
 
 def test_a_permission_is_for_one_change_only(corpus: Corpus) -> None:
