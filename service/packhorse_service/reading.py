@@ -63,10 +63,9 @@ class OpenBlocks:
         return reading
 
     def draw_from(self, source: int, shard: int, reading: Reading) -> None:
-        """A sample is drawn from this block: it is time to load the one behind it."""
-        if not reading.drawn_from:
-            reading.drawn_from = True
-            self._store.announce(self._behind(source, shard, reading))
+        """The first sample is drawn from this block: it is time to load the one behind it."""
+        reading.drawn_from = True
+        self._store.announce(self._behind(source, shard, reading))
 
     def leave(self, source: int, shard: int, reading: Reading) -> None:
         """Its last sample was drawn."""

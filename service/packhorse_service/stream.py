@@ -81,6 +81,7 @@ class SampleStream:
         self._mixing = mixing
         self._blocks = blocks
         self._seq_length = NEVER if seq_length is None else seq_length
+        self._lengths = (self._seq_length,)
         self._joined = joined
         self.restart()
 
@@ -114,7 +115,7 @@ class SampleStream:
 
         Raises ``SourceError`` where the data cannot be used.
         """
-        pieces = self._draw((self._seq_length,))
+        pieces = self._draw(self._lengths)
         self._settle_front()
         return pieces
 
@@ -126,7 +127,8 @@ class SampleStream:
         at = self._head.sources[source].current
         shard, index = at.shard, at.index
         reading = self._open.at(source, at)
-        self._open.draw_from(source, shard, reading)
+        if not reading.drawn_from:
+            self._open.draw_from(source, shard, reading)
         sample = reading.order[index]
         begin, end = reading.ends[sample], reading.ends[sample + 1]
         fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin, lengths[0])
@@ -174,7 +176,7 @@ class SampleStream:
         counts.tokens += slots + overlap
         counts.targets += slots
         ranges = [whole]
-        if slots > min(lengths):
+        if slots > lengths[0] or len(lengths) > 1:
             policy = self._settings[source].over_length
             ranges = first_cut(policy, whole, lengths[0], overlap)
             counts.over_length += slots > lengths[0]

@@ -17,10 +17,11 @@ from packhorse_service.blocks import BlockRequest, TokenBlock
 from packhorse_service.decoding import BlockLoader
 from packhorse_service.framing import FramedStep
 from packhorse_service.loading import InlineEngine
-from packhorse_service.mixing import Order, SourceOrder
+from packhorse_service.mixing import OpenShard, Order, SourceOrder
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
 from packhorse_service.reading import OpenBlocks, Reading
 from packhorse_service.snapshot import decode_snapshot
+from packhorse_service.stream import Piece, SampleStream
 from tests.service.corpus import (
     Corpus,
     damage,
@@ -142,13 +143,21 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
         of_each={"epochs": 5, "open_shards": 2}, packing=packing, loading={"workers": 0, "block_bytes": 3000}
     )
     drawn_from: list[Reading] = []
-    note = OpenBlocks.draw_from
+    at, draw = OpenBlocks.at, SampleStream.draw
+    last: list[Reading] = []
 
-    def noted(blocks: OpenBlocks, source: int, shard: int, reading: Reading) -> None:
-        drawn_from.append(reading)
-        note(blocks, source, shard, reading)
+    def noted_at(blocks: OpenBlocks, source: int, shard: OpenShard) -> Reading:
+        last[:] = [at(blocks, source, shard)]
+        return last[0]
 
-    monkeypatch.setattr(OpenBlocks, "draw_from", noted)
+    def noted_draw(stream: SampleStream) -> list[Piece] | None:
+        pieces = draw(stream)
+        if pieces is not None:
+            drawn_from.extend(last)  # the block asked for last is the one drawn from
+        return pieces
+
+    monkeypatch.setattr(OpenBlocks, "at", noted_at)
+    monkeypatch.setattr(SampleStream, "draw", noted_draw)
     pipeline = Pipeline(plan, inline_engine(plan))
     draws_at = {}  # step -> draws in all, where windows meet
     whole = []
