@@ -293,20 +293,24 @@ class Link:
 
 @st.composite
 def links(draw: st.DrawFn) -> Link:
-    multiple = draw(st.sampled_from([1, 2, 4, 8]))
+    """Of the modes that share their targets; every setting that may change from link to link."""
+    mode = draw(st.sampled_from(["online", "online", "in_batch", "none"]))
+    context = draw(st.sampled_from([1, 1, 2]))
     packing = {
         "lookahead": draw(st.sampled_from([1, 3, 30])),
-        "window": draw(st.sampled_from([1, 1, 2, 3])),
+        "window": 1 if mode == "none" else draw(st.sampled_from([1, 1, 2, 3])),
         "algorithm": draw(st.sampled_from(["fifo_exact_tail", "first_fit_decreasing", "best_fit_decreasing"])),
-        "tail_slots": draw(st.sampled_from([0, 0, 3])),
+        "tail_slots": draw(st.sampled_from([0, 0, 3])) if mode == "online" else 0,
     }
     contract = {
+        "packing": mode,
+        "micro_batch_size": 1 if mode == "online" else 2,
         "seq_length": draw(st.sampled_from([16, 24, 32, 64, 96, 400])),
-        "segment_multiple": multiple,
-        "global_batch_size": draw(st.sampled_from([2, 4, 8])),
-        "max_segments": draw(st.sampled_from([None, None, 2])),
+        "segment_multiple": draw(st.sampled_from([1, 2, 4, 8] if context == 1 else [4, 8])),
+        "global_batch_size": draw(st.sampled_from([4, 8])),
+        "max_segments": draw(st.sampled_from([None, None, 2])) if mode == "online" else None,
     }
-    layout = {"data": draw(st.sampled_from([1, 2]))}
+    layout = {"data": draw(st.sampled_from([1, 2])), "context": context}
     sections: Sections = {"packing": packing, "contract": contract, "layout": layout}
     return Link(sections, draw(st.integers(1, 4)))
 
