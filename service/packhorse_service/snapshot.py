@@ -1,10 +1,10 @@
 """The resumable state of a stream before a step, in a fixed binary layout.
 
     magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | eras u8 | sources u16 | pieces u32 | used u64
-    | seq_length u32 | segment_multiple u32 | inside a window: steps to pass over u16, its steps u16
-    | packing.window u16, packs a step u32, digest of the packing settings 8 bytes
-    | each era: draws u32, slots u32 | identity: 8 bytes a part | each source's place (``mixing``)
-    | one bit a piece: packed
+    | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
+    | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
+    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | identity: 8 bytes a part
+    | each source's place (``mixing``) | one bit a piece: packed
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
 length is checked against what this stream allows before anything is allocated.
@@ -44,7 +44,7 @@ MAGIC = b"PHSNAP"
 VERSION = 3
 STEP_LIMIT = 1 << 62  # as on the wire
 IDENTITY_BYTES = 64
-HEAD = struct.Struct("<6sHQBBHIQII")
+HEAD = struct.Struct("<6sHQBBHIQIII")
 MARK = struct.Struct("<HHHI8s")
 ERA = struct.Struct("<II")
 DIGEST_BYTES = 8
@@ -99,8 +99,8 @@ def snapshot_bound(sources: int, open_shards: int) -> int:
 
 def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes:
     """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
-    step, (order, eras, packed), kind, used, shape, mark, _ = snapshot
-    head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape)
+    step, (order, eras, packed, checksum), kind, used, shape, mark, _ = snapshot
+    head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape, checksum)
     cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
     data = b"".join((head, MARK.pack(*mark), cuts, identity.packed_order(), order.encode(), bits(packed).tobytes()))
     if len(data) > SNAPSHOT_LIMIT_BYTES:
@@ -126,7 +126,7 @@ def decode_snapshot(
     least = HEAD.size + MARK.size
     if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
-    magic, version, step, kind, eras, sources, pieces, used, *shape = HEAD.unpack_from(data)
+    magic, version, step, kind, eras, sources, pieces, used, *shape, checksum = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or kind not in set(Used):
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
     mark = WindowMark(*MARK.unpack_from(data, HEAD.size))
@@ -147,7 +147,7 @@ def decode_snapshot(
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
-    here = StreamPlace(Order(places, first.mixing), cuts, packed)
+    here = StreamPlace(Order(places, first.mixing), cuts, packed, checksum)
     return StreamSnapshot(step, here, Used(kind), used, Shape(*shape), mark, changed)
 
 

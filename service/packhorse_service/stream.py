@@ -27,6 +27,8 @@ from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_
 __all__ = ["PIECES_LIMIT", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
+DIFFERENT = "the samples drawn since it are not those of our data; a shard was written anew, or is tokenised otherwise"
+CHECKSUM_MASK = 0xFFFFFFFF
 PIECES_LIMIT = 1 << 18  # drawn since the oldest pending one: 32 KiB of a snapshot
 
 
@@ -59,6 +61,7 @@ class StreamPlace(NamedTuple):
     order: Order
     eras: Sequence[Era]  # the draws since; none of them where all that was drawn is packed
     packed: npt.NDArray[np.uint8]  # [pieces drawn since] 1 = packed
+    checksum: int = 0  # sum of those of the blocks of all draws since, 32 bits of it
 
 
 class SampleStream:
@@ -97,6 +100,7 @@ class SampleStream:
         self._tail = order
         self._head = order.clone()
         self._log: deque[_Drawn] = deque()  # draws since the tail
+        self._checksum = 0  # sum of those of their blocks
         self._packed = bytearray()  # a flag for each piece drawn since the tail
         self._base = 0  # number of the first of them
         self._settled = 0  # draws before the tail
@@ -140,6 +144,7 @@ class SampleStream:
             self._open.leave(source, shard, reading)
         self._log.append(_Drawn(source, end - begin, reading.facts, fault is not None, len(pieces)))
         self._packed.extend(bytes(len(pieces)))
+        self._checksum += reading.facts.checksum
         return pieces
 
     def _next_ids(self, source: int) -> int:
@@ -215,6 +220,7 @@ class SampleStream:
                 break
             self._tail.advance(drawn.source, drawn.ids, drawn.facts, faulty=drawn.faulty)
             self._log.popleft()
+            self._checksum -= drawn.facts.checksum
             done += drawn.pieces
             self._settled += 1
         del self._packed[:done]
@@ -223,7 +229,8 @@ class SampleStream:
     def place(self) -> StreamPlace:
         """Where to resume from, now."""
         eras = self._eras.between(self._settled, self._settled + len(self._log))
-        return StreamPlace(self._tail, eras, np.frombuffer(bytes(self._packed), np.uint8))
+        packed = np.frombuffer(bytes(self._packed), np.uint8)
+        return StreamPlace(self._tail, eras, packed, self._checksum & CHECKSUM_MASK)
 
     def resume(self, place: StreamPlace) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
@@ -260,10 +267,10 @@ class SampleStream:
             for _ in range(era.draws):
                 drawn = self._draw(lengths[number:])
                 if drawn is None or len(pieces) + len(drawn) > len(place.packed):
-                    raise SourceError("the samples drawn since it are not those of our data")
+                    raise SourceError(DIFFERENT)
                 pieces += drawn
-        if len(pieces) != len(place.packed):
-            raise SourceError("the samples drawn since it are not those of our data")
+        if len(pieces) != len(place.packed) or self._checksum & CHECKSUM_MASK != place.checksum:
+            raise SourceError(DIFFERENT)
         return pieces
 
     def _cut_anew(self, drawn: Sequence[Piece]) -> list[Piece]:

@@ -124,11 +124,11 @@ def test_the_bytes_of_a_snapshot_never_change() -> None:
     of = plans(1, shards=4, open_shards=1)
     of[0] = SourcePlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
     eras = [Era(5, 64), Era(2, NEVER)]
-    place = StreamPlace(first_order(of), eras, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8))
+    place = StreamPlace(first_order(of), eras, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8), 99)
     assert encoded(place, kind=Used.SLOTS, used=6) == (
         b"PHSNAP\x03\x00"
         + struct.pack("<QBBHIQ", 3, 1, 2, 1, 9, 6)
-        + struct.pack("<II", 64, 2)
+        + struct.pack("<III", 64, 2, 99)
         + struct.pack("<HHHI8s", 0, 0, 1, 8, b"settings")
         + struct.pack("<IIII", 5, 64, 2, 0)
         + b"".join(IDENTITY.order[name] for name in ("manifest", "mixture", "rendering", "tokenizer"))

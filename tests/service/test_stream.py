@@ -331,7 +331,7 @@ def saved(place: StreamPlace, corpus: MemoryCorpus) -> StreamPlace:
     for setting in corpus.settings:
         source, rest = SourceOrder.decode(setting.plan, rest)
         sources.append(source)
-    return StreamPlace(Order(sources, Mixing()), list(place.eras), place.packed.copy())
+    return StreamPlace(Order(sources, Mixing()), list(place.eras), place.packed.copy(), place.checksum)
 
 
 @settings(max_examples=120, deadline=None)

@@ -29,7 +29,7 @@ from tests.service.corpus import (
     stored_pairs,
 )
 
-MARK_AT = 40  # of a snapshot: behind the fixed head
+MARK_AT = 44  # of a snapshot: behind the fixed head
 MARK = struct.Struct("<HHHI8s")
 Row = tuple[bytes, ...]
 
