@@ -258,7 +258,10 @@ class ClientSession:
     def _welcome(self, message: Welcome, _extra: Frames) -> list[Effect]:
         if message.attempt == self.attempt and message.fingerprint != self.fingerprint:
             return self._fail(
-                ProtocolError("the server offers another stream under the same attempt: its data or settings changed")
+                ProtocolError(
+                    "the server offers another stream under the same attempt: its data or settings changed; start it "
+                    "with those of before, or restart the job from a checkpoint"
+                )
             )
         # It may answer an earlier HELLO: what comes twice then is dropped as duplicates.
         if message.position > self.position:
@@ -268,18 +271,21 @@ class ClientSession:
         if self.attempt == NO_ATTEMPT and message.position != self.start:
             return []  # it answers what was said before a state was loaded; the next HELLO forms another attempt
         if self.attempt == NO_ATTEMPT and self.start.index and message.fingerprint != self.fingerprint:
-            return self._fail(
-                ContractError(
-                    f"the state stands inside a step, at {tuple(self.start)}, and the server packs or deals that step "
-                    "otherwise: serve the settings it was saved under, or resume from a state at a step boundary"
-                )
-            )
+            return self._fail(self._inside_a_step())
         self.state = State.STREAMING
         self.expected = self.position
         self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
         self.warnings = message.warnings
         self.waiting = None
         return [Forget(), Send(self.ack(0.0))]
+
+    def _inside_a_step(self) -> ContractError:
+        step = self.start.step
+        return ContractError(
+            f"the state stands inside a step, at {tuple(self.start)}, and the server packs or deals that step "
+            "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at a boundary. The "
+            f"nearest are {(step, 0)}, for which its snapshot serves too (set its position), and {(step + 1, 0)}"
+        )
 
     def _batch(self, message: Batch, extra: Frames) -> list[Effect]:
         if message.attempt != self.attempt or message.position < self.expected:

@@ -2,7 +2,7 @@
 
 An assembler takes pieces in arrival order and gives micro-batches: lists of segments. It says which pieces
 are done, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
-lookahead) was used: that number is all it adds to a snapshot.
+lookahead) was used: that number, and what it counts, is all it adds to a snapshot.
 
 | mode | a micro-batch is |
 |---|---|
@@ -24,6 +24,7 @@ from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
 from packhorse_service.packers import packer_for
 from packhorse_service.packing import PackingPlan
+from packhorse_service.snapshot import Used
 from packhorse_service.stream import Piece
 
 __all__ = ["Assembled", "Assembler", "assembler_for"]
@@ -47,8 +48,12 @@ class Assembler(Protocol):
         """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
 
     @property
-    def consumed(self) -> int:
-        """Slots of the oldest pending piece that were delivered already; of packs, 1 in a closed lookahead."""
+    def kind(self) -> Used:
+        """What ``used`` counts."""
+
+    @property
+    def used(self) -> int:
+        """How far the oldest pending piece, or the lookahead, was used."""
 
     def add(self, piece: Piece) -> None:
         """A piece arrives."""
@@ -56,12 +61,14 @@ class Assembler(Protocol):
     def next(self) -> Assembled | None:
         """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
 
-    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         """Take up what was pending at a snapshot."""
 
 
 class Online:
     """Packs built over a lookahead."""
+
+    kind = Used.LOOKAHEAD
 
     def __init__(self, plan: PackingPlan, segment_multiple: int) -> None:
         self._packer = packer_for(plan)
@@ -73,7 +80,7 @@ class Online:
         return self._packer.wants_more
 
     @property
-    def consumed(self) -> int:
+    def used(self) -> int:
         return int(self._packer.closed)
 
     def add(self, piece: Piece) -> None:
@@ -86,17 +93,18 @@ class Online:
         numbers = self._packer.next_pack()
         return Assembled([(self._pieces.pop(number),) for number in numbers], numbers)
 
-    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         for piece in pending:
             self.add(piece)
-        if consumed:
+        if used:
             self._packer.close()
 
 
 class Consecutive:
     """``size`` samples in the order of arrival."""
 
-    consumed = 0
+    kind = Used.LOOKAHEAD  # which is never closed
+    used = 0
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -113,12 +121,14 @@ class Consecutive:
         taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
         return Assembled([(piece,) for piece in taken], [piece.number for piece in taken]) if taken else None
 
-    def resume(self, pending: Iterable[Piece], _consumed: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
         self._pending.extend(pending)
 
 
 class Documents:
     """Documents as segments; the last one is cut at the row's end and continues in the next row."""
+
+    kind = Used.SLOTS
 
     def __init__(self, width: int, segment_multiple: int, max_segments: int | None) -> None:
         self._width = width
@@ -126,7 +136,7 @@ class Documents:
         self._max_segments = max_segments
         self._pending: deque[Piece] = deque()
         self._slots = 0  # pending, with alignment
-        self.consumed = 0
+        self.used = 0
 
     @property
     def wants_more(self) -> bool:
@@ -152,29 +162,31 @@ class Documents:
                 taken, rest = _cut(piece, room)
                 self._pending.appendleft(rest)
                 self._slots += self._aligned(rest.slots)
-                self.consumed += room
+                self.used += room
             else:
                 done.append(piece.number)
-                self.consumed = 0
+                self.used = 0
             segments.append((taken,))
             room -= self._aligned(taken.slots)
         return Assembled(segments, done) if segments else None
 
-    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
-        for piece in _after(pending, consumed):
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        for piece in _after(pending, used):
             self.add(piece)
-        self.consumed = consumed
+        self.used = used
 
 
 class EndlessRun:
     """Rows of ``width`` ids of one run; each row's labels reach one id into the next row."""
+
+    kind = Used.IDS
 
     def __init__(self, width: int, rows: int) -> None:
         self._width = width
         self._rows = rows
         self._pending: deque[Piece] = deque()
         self._ids = 0
-        self.consumed = 0
+        self.used = 0
 
     @property
     def wants_more(self) -> bool:
@@ -207,12 +219,12 @@ class EndlessRun:
             if size <= room:
                 row.append(self._pending.popleft())
                 done.append(piece.number)
-                self.consumed = 0
+                self.used = 0
                 used = size
             else:
                 row.append(piece._replace(end=piece.begin + room))
                 self._pending[0] = piece._replace(begin=piece.begin + room)
-                self.consumed += room
+                self.used += room
                 used = room
             room -= used
             self._ids -= used
@@ -220,12 +232,12 @@ class EndlessRun:
         row.append(ahead._replace(end=ahead.begin + 1))
         return row
 
-    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
-        self.consumed = consumed
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        self.used = used
         for piece in pending:
-            _check_consumed(consumed, piece.end - piece.begin)
-            self.add(piece._replace(begin=piece.begin + consumed))
-            consumed = 0
+            _check_used(used, piece.end - piece.begin)
+            self.add(piece._replace(begin=piece.begin + used))
+            used = 0
 
 
 def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
@@ -236,16 +248,16 @@ def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
     return first, piece._replace(begin=middle, slots=piece.slots - slots)
 
 
-def _after(pending: Iterable[Piece], consumed: int) -> Iterable[Piece]:
+def _after(pending: Iterable[Piece], used: int) -> Iterable[Piece]:
     """The pending pieces without what was delivered of the first."""
     for piece in pending:
-        _check_consumed(consumed, piece.slots)
-        yield _cut(piece, consumed)[1] if consumed else piece
-        consumed = 0
+        _check_used(used, piece.slots)
+        yield _cut(piece, used)[1] if used else piece
+        used = 0
 
 
-def _check_consumed(consumed: int, size: int) -> None:
-    if consumed >= size:
+def _check_used(used: int, size: int) -> None:
+    if used >= size:
         raise ContractError("snapshot: more of a document was delivered than it has; the shards differ")
 
 

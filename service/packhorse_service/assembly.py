@@ -6,9 +6,10 @@ n = samples of the block, N = their ids. A sample that fails a check keeps its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -128,15 +129,26 @@ def _join(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], brings
         trained = signed != IGNORE_INDEX
         mask = trained.astype(np.uint8) if mask is None else mask * trained
         labels = np.where(trained, signed, 0).astype(np.uint32)
+    tokens = concatenate([row.ids for row in used]).astype(np.uint32, copy=False)
+    keys = tuple(sample.key for sample in samples)
     return TokenBlock(
-        tokens=concatenate([row.ids for row in used]).astype(np.uint32, copy=False),
+        tokens=tokens,
         offsets=offsets,
         loss_mask=mask,
         labels=labels,
-        keys=tuple(sample.key for sample in samples),
+        keys=keys,
         next_offset=samples[-1].next_offset,
         faults=tuple(row for row in rows if isinstance(row, Fault)),
+        checksum=_checksum(keys, (tokens, offsets, mask, labels)),
     )
+
+
+def _checksum(keys: Sequence[str], arrays: Iterable[npt.NDArray[Any] | None]) -> int:
+    """CRC-32; never 0."""
+    checksum = crc32("\0".join(keys).encode(errors="surrogatepass"))
+    for array in arrays:
+        checksum = crc32(b"" if array is None else array.data, checksum)
+    return checksum or 1
 
 
 def _join_masks(used: Sequence[TokenArrays]) -> npt.NDArray[np.uint8] | None:

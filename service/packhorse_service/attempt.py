@@ -127,7 +127,9 @@ class Roster:
             if step.of(reader.view)[index].body.row_digest != reader.last_digest:
                 return (
                     f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
-                    "was delivered: the data or its rendering has changed; begin again from a checkpoint"
+                    "was delivered: the data or its rendering has changed, under the same names and sizes. The row is "
+                    f"made of {step.origin(reader.at.data, index) or 'unknown samples'}. Put back what was there, or "
+                    "begin again from a checkpoint"
                 )
             reader.last_digest = b""
         return None

@@ -65,6 +65,7 @@ class TokenBlock:
     keys: tuple[str, ...]  # [n] the sample's key in its shard
     next_offset: int | None
     faults: tuple[Fault, ...] = field(default=())
+    checksum: int = 0  # of all of it, to find a shard that was written anew; 0 = none
 
     @property
     def count(self) -> int:

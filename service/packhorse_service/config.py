@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,16 +32,18 @@ from packhorse.contract import BatchContract, Remainder
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse.wire import NAME_LIMIT
+from packhorse_service.cutting import OverLength
 from packhorse_service.decoding import BLOCK_BYTES
+from packhorse_service.identity import CHANGES
 from packhorse_service.mixing import MixBy, OnEnd
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
-from packhorse_service.stream import OverLength
 
 __all__ = [
     "LoadingConfig",
     "MixingConfig",
     "PackingConfig",
+    "ResumeConfig",
     "ServeConfig",
     "SourceConfig",
     "StreamConfig",
@@ -62,6 +66,13 @@ def _epochs(value: object) -> int | str:
 def _date(value: object) -> object:
     """YAML reads an unquoted date as one."""
     return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+def _change(value: str) -> str:
+    part, _, digest = value.partition("@")
+    if part not in CHANGES or not re.fullmatch("[0-9a-f]{16}", digest):
+        raise ValueError(f"must be PART@DIGEST as a refusal names it, PART one of {', '.join(sorted(CHANGES))}")
+    return value
 
 
 class Section(BaseModel):
@@ -113,6 +124,13 @@ class PackingConfig(Section):
     tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
     window: int = Field(default=1, ge=1, le=64)  # steps whose packs are dealt together, to even their cost
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
+
+
+class ResumeConfig(Section):
+    """How to go on from a checkpoint."""
+
+    # Changes of data or rendering to go on with, each as the refusal names it: PART@DIGEST of what it was before.
+    allow_changes: tuple[Annotated[str, AfterValidator(_change)], ...] = ()
 
 
 def _section(name: str, described_by: type) -> type[Section]:
@@ -186,6 +204,7 @@ class ServeConfig(Section):
     loading: LoadingConfig = LoadingConfig()
     packing: PackingConfig = PackingConfig()
     streams: dict[str, StreamConfig] = {}  # further ones
+    resume: ResumeConfig = ResumeConfig()
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
     keys: bool = False  # send each segment's (source, shard, key)
 

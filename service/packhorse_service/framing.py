@@ -47,6 +47,8 @@ class FramedStep:
     snapshot: bytes
     frame: Callable[[ViewKey], tuple[View, ...]] = field(compare=False, repr=False)
     views: dict[ViewKey, tuple[View, ...]] = field(default_factory=dict)  # [num_microbatches] each
+    # (data-parallel rank, index) -> the samples of that row, for people
+    origin: Callable[[int, int], str] = field(default=lambda rank, index: "", compare=False, repr=False)
 
     def of(self, key: ViewKey) -> tuple[View, ...]:
         """One view of each micro-batch, made when first asked for."""

@@ -25,6 +25,7 @@ __all__ = ["Formation", "Greeting", "Meeting"]
 
 EARLY_S = 2.0
 PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
+NAMED = 8  # readers of one place, in a message
 
 
 class Greeting(NamedTuple):
@@ -181,11 +182,13 @@ class Meeting:
         return self.absent({greeting.hello.reader for greeting in self.greetings()})
 
     def disagreement(self) -> list[str]:
-        """Where all readers are here and yet no attempt forms: what each says."""
+        """Where all readers are here and yet no attempt forms: who stands where, and with which snapshot."""
         if self.missing():
             return []
-        standing = sorted((greeting.hello.reader, greeting.hello.position) for greeting in self.greetings())
-        return [f"{reader} stands at {tuple(position)}" for reader, position in standing]
+        places: dict[str, list[str]] = {}
+        for hello in sorted((greeting.hello for greeting in self.greetings()), key=lambda hello: hello.reader):
+            places.setdefault(_stands(hello), []).append(str(hello.reader))
+        return [f"{_listed(readers)} at {place}" for place, readers in places.items()]
 
     def formed(self) -> Formation | None:
         """The attempt that forms now, if any.
@@ -209,3 +212,15 @@ def _begins_at(hello: Hello) -> tuple[Position, bytes]:
     if hello.start == ORIGIN:
         return hello.start, b""
     return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
+
+
+def _stands(hello: Hello) -> str:
+    """A reader's place for people, with all that must be the same for an attempt to form."""
+    _, snapshot = _begins_at(hello)
+    place = f"{tuple(hello.position)}" + (f" with snapshot {snapshot.hex()[:8]}" if snapshot else "")
+    return f"{place} of attempt {hello.attempt.hex()[:8]}" if hello.has_handed_out else place
+
+
+def _listed(readers: list[str]) -> str:
+    more = f" and {len(readers) - NAMED} more" if len(readers) > NAMED else ""
+    return ", ".join(readers[:NAMED]) + more

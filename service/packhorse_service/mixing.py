@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, drawn, faults
-SHARD_FORMAT = struct.Struct("<IQQI")  # shard, block offset, first sample, index in the block
+SHARD_FORMAT = struct.Struct("<IQQII")  # shard, block offset, first sample, index in the block, its checksum
 
 
 class MixBy(StrEnum):
@@ -84,6 +84,7 @@ class BlockFacts(NamedTuple):
 
     samples: int
     next_offset: int | None
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ class OpenShard:
     offset: int = 0
     first_sample: int = 0
     index: int = 0
+    checksum: int = 0  # of the block, where samples of it were drawn; 0 = not known
 
 
 @lru_cache(maxsize=256)
@@ -154,10 +156,12 @@ class SourceOrder:
         self.faults += faulty
         shard = self.open[self.turn]
         shard.index += 1
+        shard.checksum = facts.checksum
         if shard.index < facts.samples:
             self.turn = (self.turn + 1) % len(self.open)
         elif facts.next_offset is not None:
-            shard.offset, shard.first_sample, shard.index = facts.next_offset, shard.first_sample + facts.samples, 0
+            shard.offset, shard.first_sample = facts.next_offset, shard.first_sample + facts.samples
+            shard.index = shard.checksum = 0
             self.turn = (self.turn + 1) % len(self.open)
         else:
             self._close_current()
@@ -188,11 +192,15 @@ class SourceOrder:
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
-        return head + b"".join(SHARD_FORMAT.pack(s.shard, s.offset, s.first_sample, s.index) for s in self.open)
+        pack = SHARD_FORMAT.pack
+        return head + b"".join([pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open])
 
     @classmethod
-    def decode(cls, plan: SourcePlan, data: memoryview) -> tuple[Self, memoryview]:
-        """Read one source's place, which may come from a stranger. Returns the rest of the data too."""
+    def decode(cls, plan: SourcePlan, data: memoryview, *, epochs_changed: bool = False) -> tuple[Self, memoryview]:
+        """Read one source's place, which may come from a stranger. Returns the rest of the data too.
+
+        A source that had given all its epochs goes on with the next one where it may have more now.
+        """
         try:
             epoch, opened, turn, count, drawn, faults = SOURCE_FORMAT.unpack_from(data)
             end = SOURCE_FORMAT.size + count * SHARD_FORMAT.size
@@ -200,7 +208,10 @@ class SourceOrder:
         except struct.error as error:
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is cut short") from error
         order = cls(plan, epoch, opened, turn, shards, drawn, faults)
-        if len(shards) != count or not order._is_possible():
+        if epochs_changed and not shards and order._repeats():
+            order.epoch += 1
+            order._open_first()
+        elif len(shards) != count or not order._is_possible():
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is outside its shards and epochs")
         return order, data[end:]
 
@@ -285,9 +296,13 @@ class Order:
         self._finish[number] = None
         source.advance(facts, faulty=faulty)
         if not source.live:
-            for each in self.sources:
-                each.drawn = 0
-            self._count_live()
+            self.stand_equal()
+
+    def stand_equal(self) -> None:
+        """What sources led or lagged by is forgotten."""
+        for source in self.sources:
+            source.drawn = 0
+        self._count_live()
 
     def clone(self) -> Order:
         return Order([source.clone() for source in self.sources], self.mixing)

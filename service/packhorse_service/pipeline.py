@@ -4,6 +4,7 @@
 2. loading   ``loading``          blocks of a shard to ``TokenBlock``s (``decoding``), in worker processes
 3. mixing    ``mixing``           which source gives the next sample, and from which open shard
              ``stream``           samples in that order, cut to length; remembers what is not packed yet
+             ``cutting``          what is kept of a sample over length; another length on resuming
 4. packing   ``assembling``       samples to micro-batches, by packing mode
              ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
 5. planning  ``windows``          the micro-batches of several steps to those steps, if asked for
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -36,14 +37,25 @@ from packhorse_service.assembling import Segment, assembler_for
 from packhorse_service.config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
+from packhorse_service.identifying import identify
 from packhorse_service.identity import StreamIdentity
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.mixing import Mixing, SourcePlan, integer_weights
+from packhorse_service.origins import Origins
 from packhorse_service.packers import packing_plan
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
+from packhorse_service.resuming import notices, taken_up
 from packhorse_service.row_building import build_rows, slots_by_source, supervised_slots
-from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES, decode_snapshot, encode_snapshot, snapshot_bound
+from packhorse_service.snapshot import (
+    SNAPSHOT_LIMIT_BYTES,
+    Shape,
+    StreamSnapshot,
+    Used,
+    decode_snapshot,
+    encode_snapshot,
+    snapshot_bound,
+)
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.stream import DrawnSample, SampleStream, SourceSetting
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
@@ -76,6 +88,7 @@ class StreamPlan:
     cost: CostModel
     window: WindowPlan
     identity: StreamIdentity
+    allow_changes: frozenset[str]  # of the identity, when resuming
     warnings: tuple[str, ...]
     with_keys: bool
     passes: bool = False  # read again and again, each time to its end
@@ -124,7 +137,8 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
         packing=packing,
         cost=cost,
         window=window_plan(config.packing.window, contract, packing, cost, config.seed),
-        identity=_identity(config, tokenizer, settings, decoding, packing, cost, contract, layout),
+        identity=identify(config, tokenizer, settings, decoding, packing, cost, contract, layout),
+        allow_changes=frozenset(config.resume.allow_changes),
         warnings=(*map(str, broken), *_slow_shards(settings)),
         with_keys=config.keys,
         passes=name != TRAIN,
@@ -191,29 +205,6 @@ def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, 
     return SourceSetting(plan=plan, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
 
 
-def _identity(
-    config: ServeConfig,
-    tokenizer: Tokenizer | None,
-    settings: tuple[SourceSetting, ...],
-    decoding: Mapping[str, DecodingSpec],
-    packing: PackingPlan,
-    cost: CostModel,
-    contract: ResolvedContract,
-    layout: ParallelLayout,
-) -> StreamIdentity:
-    order = {
-        "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
-        "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
-        "rendering": [[d.name, d.format, d.chat_template, d.date, d.block_bytes] for d in decoding.values()],
-        "mixing": [[[asdict(s.plan), s.over_length, s.skip_budget] for s in settings], config.mixing.model_dump()],
-    }
-    rows = {
-        "packing": [asdict(packing), asdict(contract), config.keys, config.packing.window],
-        "layout": [asdict(layout), cost.linear],
-    }
-    return StreamIdentity.of(order, rows)
-
-
 def _slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
     """What should be said of shards that can only be read from their start. Their names tell, not a look inside."""
     for setting in settings:
@@ -237,9 +228,9 @@ def _make_load(specs: Mapping[str, DecodingSpec]) -> Load:
     return BlockLoader(specs).load
 
 
-def cut_length(plan: StreamPlan) -> int:
-    """Slots at which an over-long sample is cut; 0 where documents are cut to the rows they fall into."""
-    lengths = {Packing.CONCAT: 0, Packing.ONLINE: plan.packing.capacity * plan.contract.segment_multiple}
+def cut_length(plan: StreamPlan) -> int | None:
+    """Slots at which an over-long sample is cut; none where documents are cut to the rows they fall into."""
+    lengths = {Packing.CONCAT: None, Packing.ONLINE: plan.packing.capacity * plan.contract.segment_multiple}
     return lengths.get(plan.contract.packing, plan.contract.seq_length)
 
 
@@ -279,10 +270,8 @@ class Pipeline:
     def __init__(self, plan: StreamPlan, engine: Engine, observer: Observer | None = None) -> None:
         self.plan = plan
         self._observer = observer
-        self._cut_length = cut_length(plan)
         joined = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
-        blocks, cut = BlockStore(engine), self._cut_length or None
-        self._stream = SampleStream(plan.sources, blocks, cut, plan.mixing, joined=joined)
+        self._stream = SampleStream(plan.sources, BlockStore(engine), cut_length(plan), plan.mixing, joined=joined)
         self._stream.watch = None if observer is None else observer.drawn
         self._windows = Windows(plan.window, self._next_micro_batch, self._snapshot)
         self.step = 0  # the next to make
@@ -320,19 +309,24 @@ class Pipeline:
 
     def _snapshot(self, step: int) -> bytes:
         """Of the stream as it stands now, before ``step``."""
-        place, consumed = self._stream.place(), self._assembler.consumed
-        return encode_snapshot(step, self._cut_length, self.plan.identity, place, consumed)
+        contract, assembler = self.plan.contract, self._assembler
+        shape = Shape(contract.seq_length, contract.segment_multiple)
+        place, mark = self._stream.place(), self.plan.window.mark()
+        snapshot = StreamSnapshot(step, place, assembler.kind, assembler.used, shape, mark)
+        return encode_snapshot(snapshot, self.plan.identity)
 
     def _framed(self, planned: PlannedStep) -> FramedStep:
         contract, layout = self.plan.contract, self.plan.layout
         rows = build_rows(planned.micro_batches, contract, map(self._keys, planned.micro_batches))
         rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
-        return frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
+        step = frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
+        step.origin = Origins(planned.micro_batches, planned.ranks, self.plan.sources)
+        return step
 
     def _next_micro_batch(self) -> Sequence[Segment]:
         """The segments of the next micro-batch; none at the end."""
-        while self._assembler.wants_more and not self._exhausted:
+        while self._assembler.wants_more and not self._exhausted and not self._stream.crowded:
             pieces = self._stream.draw()
             self._exhausted = pieces is None
             for piece in pieces or ():
@@ -374,8 +368,8 @@ class Pipeline:
         self.step = step
         return self._snapshot(step)
 
-    def restore(self, snapshot: bytes | None) -> None:
-        """Stand where the snapshot was taken, or at the beginning.
+    def restore(self, snapshot: bytes | None) -> tuple[str, ...]:
+        """Stand where the snapshot was taken, or at the beginning; returns what should be said of the rest.
 
         Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
         """
@@ -384,17 +378,15 @@ class Pipeline:
             self._windows.begin(0)
             self.step = 0
             self._stream.restart()
-            return
-        decoded = decode_snapshot(snapshot, self.plan.identity, self._stream.first_order())
-        if decoded.cut_length != self._cut_length:
-            raise ContractError(
-                f"snapshot: its samples were cut at seq_length={decoded.cut_length}, this stream cuts at "
-                f"{self._cut_length}; resume with the seq_length of the checkpoint"
-            )
-        self._windows.begin(decoded.step, decoded.mark)
+            return ()
+        plan, contract = self.plan, self.plan.contract
+        read = decode_snapshot(snapshot, plan.identity, self._stream.first_order(), plan.allow_changes)
+        taken = taken_up(read, self._assembler.kind)
+        self._windows.begin(taken.step, taken.mark)
         self._fresh()
-        self.step = decoded.step + decoded.mark.skip
-        pending = self._stream.resume(decoded.place)
-        self._assembler.resume(pending, decoded.consumed)
-        if pending:
-            self._counts_of(pending[0].source).packed += decoded.consumed
+        self.step = taken.step + taken.mark.skip
+        pending = self._stream.resume(taken.place)
+        self._assembler.resume(pending, taken.used)
+        if pending and taken.kind is not Used.LOOKAHEAD:
+            self._counts_of(pending[0].source).packed += taken.used
+        return tuple(notices(read, Shape(contract.seq_length, contract.segment_multiple), plan.window))

@@ -91,7 +91,8 @@ class Producer(threading.Thread):
                 return Made(round_, step, pipeline.begin_pass() if ends_pass else b"")
             case Restore(round_, snapshot):
                 try:
-                    pipeline.restore(snapshot)
+                    for notice in pipeline.restore(snapshot):
+                        log.warning("resuming: %s", notice)
                 except (ContractError, ProtocolError) as error:
                     return NotRestored(round_, str(error))
                 return Restored(round_)

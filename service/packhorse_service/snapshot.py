@@ -1,8 +1,10 @@
 """The resumable state of a stream before a step, in a fixed binary layout.
 
-    magic "PHSNAP", version u16 | step u64 | cutting length u32 | sources u16 | pieces u32 | consumed u64
-    | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32, digest 8 bytes
-    | identity: 8 bytes a part | each source's place (``mixing``) | one bit a piece: packed
+    magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | eras u8 | sources u16 | pieces u32 | used u64
+    | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
+    | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
+    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | identity: 8 bytes a part
+    | each source's place (``mixing``) | one bit a piece: packed
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
 length is checked against what this stream allows before anything is allocated.
@@ -12,19 +14,24 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Collection
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.payload import bits, from_bits
-from packhorse_service.identity import StreamIdentity
+from packhorse_service.cutting import ERAS_LIMIT, NEVER, Era
+from packhorse_service.identity import ANEW, StreamIdentity
 from packhorse_service.mixing import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
-from packhorse_service.stream import StreamPlace
+from packhorse_service.stream import PIECES_LIMIT, StreamPlace
 
 __all__ = [
-    "OUTSIDE",
     "SNAPSHOT_LIMIT_BYTES",
+    "Shape",
+    "StreamSnapshot",
+    "Used",
     "WindowMark",
     "decode_snapshot",
     "encode_snapshot",
@@ -34,17 +41,32 @@ __all__ = [
 
 SNAPSHOT_LIMIT_BYTES = 64 << 10
 MAGIC = b"PHSNAP"
-VERSION = 2
+VERSION = 3
 STEP_LIMIT = 1 << 62  # as on the wire
 IDENTITY_BYTES = 64
-BITS_BYTES = 8 << 10  # 65,536 samples drawn since the oldest pending one
-HEAD = struct.Struct("<6sHQIHIQ")
+HEAD = struct.Struct("<6sHQBBHIQIII")
 MARK = struct.Struct("<HHHI8s")
+ERA = struct.Struct("<II")
 DIGEST_BYTES = 8
 
 
+class Used(IntEnum):
+    """What ``used`` counts: how far a stream's assembler is with what it holds."""
+
+    LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out
+    SLOTS = 1  # of the oldest pending document, delivered already
+    IDS = 2  # of the oldest pending document of an endless run, delivered already
+
+
+class Shape(NamedTuple):
+    """What a packing setting is called by when it has changed."""
+
+    seq_length: int
+    segment_multiple: int
+
+
 class WindowMark(NamedTuple):
-    """Where inside a window of steps a stream stands, and how that window was dealt (``windows``)."""
+    """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
 
     skip: int  # steps of the window that lie before; 0 outside of any
     steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
@@ -54,38 +76,37 @@ class WindowMark(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        return self == OUTSIDE or 0 < self.skip < self.steps <= self.window
-
-
-OUTSIDE = WindowMark(0, 0, 0, 0, bytes(DIGEST_BYTES))
+        return self.skip == self.steps == 0 or 0 < self.skip < self.steps <= self.window
 
 
 class StreamSnapshot(NamedTuple):
     """The stream before ``step``, and before the ``mark.skip`` steps behind it that were delivered already."""
 
     step: int
-    cut_length: int  # seq_length at which over-long samples were cut; 0 where rows cut them
     place: StreamPlace
-    consumed: int  # slots (ids of an endless run) of the oldest pending piece that were delivered
-    mark: WindowMark = OUTSIDE
+    kind: Used
+    used: int
+    shape: Shape
+    mark: WindowMark
+    changed: Collection[str] = ()  # parts of the identity that are not those of our stream, and were asked for
 
 
 def snapshot_bound(sources: int, open_shards: int) -> int:
-    """Bytes that a snapshot may need: of the order, and of the bits of a lookahead that is very large."""
-    head = HEAD.size + MARK.size + IDENTITY_BYTES
-    return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + BITS_BYTES
+    """Bytes that a snapshot may need: of the order, and of the bits of all that can be drawn ahead."""
+    head = HEAD.size + MARK.size + IDENTITY_BYTES + ERAS_LIMIT * ERA.size
+    return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + PIECES_LIMIT // 8
 
 
-def encode_snapshot(step: int, cut_length: int, identity: StreamIdentity, place: StreamPlace, consumed: int) -> bytes:
+def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes:
     """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
-    head = HEAD.pack(MAGIC, VERSION, step, cut_length, len(place.order.sources), len(place.packed), consumed)
-    data = b"".join(
-        (head, MARK.pack(*OUTSIDE), identity.packed_order(), place.order.encode(), bits(place.packed).tobytes())
-    )
+    step, (order, eras, packed, checksum), kind, used, shape, mark, _ = snapshot
+    head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape, checksum)
+    cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
+    data = b"".join((head, MARK.pack(*mark), cuts, identity.packed_order(), order.encode(), bits(packed).tobytes()))
     if len(data) > SNAPSHOT_LIMIT_BYTES:
         raise ContractError(
-            f"snapshot: {len(place.packed)} samples were drawn since the oldest pending one, which needs {len(data)} "
-            f"bytes of at most {SNAPSHOT_LIMIT_BYTES}; lower packing.lookahead"
+            f"snapshot: {len(packed)} pieces were drawn since the oldest pending one, which needs {len(data)} bytes of "
+            f"at most {SNAPSHOT_LIMIT_BYTES}: a sample is cut into very many; raise seq_length, or split it"
         )
     return data
 
@@ -95,33 +116,47 @@ def inside_window(beginning: bytes, mark: WindowMark) -> bytes:
     return beginning[: HEAD.size] + MARK.pack(*mark) + beginning[HEAD.size + MARK.size :]
 
 
-def decode_snapshot(data: bytes, identity: StreamIdentity, first: Order) -> StreamSnapshot:
-    """Read a snapshot of this very stream; ``first`` gives the plans of its sources.
+def decode_snapshot(
+    data: bytes, identity: StreamIdentity, first: Order, allowed: Collection[str] = ()
+) -> StreamSnapshot:
+    """Read a snapshot of this very stream, or of one that differs as ``allowed`` says; ``first`` gives its sources.
 
     Raises ``ProtocolError`` for bytes that are no snapshot, ``ContractError`` for one of other data.
     """
     least = HEAD.size + MARK.size
     if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
-    magic, version, step, cut_length, sources, pieces, consumed = HEAD.unpack_from(data)
-    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT:
+    magic, version, step, kind, eras, sources, pieces, used, *shape, checksum = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or kind not in set(Used):
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
     mark = WindowMark(*MARK.unpack_from(data, HEAD.size))
     if not mark.possible:
         raise ProtocolError(f"snapshot: {mark.skip} steps into a window of {mark.steps} of {mark.window} steps")
-    rest = memoryview(data)[least:]
+    cuts, rest = _eras(memoryview(data)[least:], eras)
     parts, rest = rest[: len(identity.packed_order())], rest[len(identity.packed_order()) :]
-    differing = identity.differing(bytes(parts))
-    if differing or sources != len(first.sources):
-        raise ContractError(
-            f"snapshot: made from another stream; these differ: {', '.join(differing) or 'the number of sources'}; "
-            "serve the data and settings that the checkpoint was trained on"
-        )
+    changed = identity.changed(bytes(parts), allowed)
+    if ANEW.intersection(changed):
+        begun = StreamPlace(first, cuts, np.empty(0, np.uint8))
+        return StreamSnapshot(step, begun, Used(kind), used, Shape(*shape), mark, changed)
+    if sources != len(first.sources):
+        raise ProtocolError(f"snapshot: of {sources} sources, here are {len(first.sources)}")
     places = []
     for source in first.sources:
-        place, rest = SourceOrder.decode(source.plan, rest)
+        place, rest = SourceOrder.decode(source.plan, rest, epochs_changed="mixture" in changed)
         places.append(place)
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
-    return StreamSnapshot(step, cut_length, StreamPlace(Order(places, first.mixing), packed), consumed, mark)
+    here = StreamPlace(Order(places, first.mixing), cuts, packed, checksum)
+    return StreamSnapshot(step, here, Used(kind), used, Shape(*shape), mark, changed)
+
+
+def _eras(data: memoryview, count: int) -> tuple[list[Era], memoryview]:
+    size = count * ERA.size
+    if not 1 <= count <= ERAS_LIMIT or len(data) < size:
+        raise ProtocolError(f"snapshot: {count} eras, must be 1 … {ERAS_LIMIT}")
+    eras = [Era(draws, slots or NEVER) for draws, slots in ERA.iter_unpack(data[:size])]
+    draws = sum(era.draws for era in eras)
+    if draws > PIECES_LIMIT:
+        raise ProtocolError(f"snapshot: {draws} samples drawn since the oldest pending one, at most {PIECES_LIMIT}")
+    return eras, data[size:]

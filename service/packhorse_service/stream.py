@@ -1,43 +1,35 @@
 """Samples in their one deterministic order, and the place to resume it from.
 
 Two copies of the order run over the same blocks. The *head* stands where the next sample is drawn; the
-*tail* stands just before the oldest sample that is not packed yet. A snapshot is the tail plus one bit
-for each piece drawn since: packed or pending. Resuming draws again from the tail and skips the packed.
+*tail* stands just before the oldest sample that is not packed yet. A snapshot is the tail, how many samples
+were drawn since and at which lengths they were cut, and one bit for each piece of them: packed or pending.
+Resuming draws again from the tail and skips the packed.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packhorse.errors import ProtocolError, SourceError
+from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.accounting import SourceCounts
-from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
+from packhorse_service.blocks import Fault, Shard, TokenBlock
+from packhorse_service.cutting import NEVER, Era, Eras, OverLength, cut_again, first_cut
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, Mixing, OpenShard, Order, SourceOrder, SourcePlan
-from packhorse_service.shuffling import permutation, seed_of
+from packhorse_service.mixing import BlockFacts, Mixing, Order, SourceOrder
+from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
 
-__all__ = ["DrawnSample", "OverLength", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
-
-
-COMPRESSION_LIMIT = 1100  # what deflate can reach
+__all__ = ["PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
-class OverLength(StrEnum):
-    """What happens to a sample with more slots than a pack."""
-
-    ERROR = "error"
-    SPLIT = "split"  # pieces that overlap by one id, so that no target is lost
-    TRUNCATE_LEFT = "truncate_left"  # the end is kept
-    TRUNCATE_RIGHT = "truncate_right"  # the beginning is kept
-    DROP = "drop"
+DIFFERENT = "the samples drawn since it are not those of our data; a shard was written anew, or is tokenised otherwise"
+CHECKSUM_MASK = 0xFFFFFFFF
+PIECES_LIMIT = 1 << 18  # drawn since the oldest pending one: 32 KiB of a snapshot
 
 
 class Piece(NamedTuple):
@@ -64,16 +56,6 @@ class DrawnSample(NamedTuple):
     pieces: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSetting:
-    """How one source is read."""
-
-    plan: SourcePlan
-    shards: tuple[Shard, ...]
-    over_length: OverLength
-    skip_budget: int  # samples whose content may be unusable before the stream stops
-
-
 class _Drawn(NamedTuple):
     """One draw, as the tail will repeat it."""
 
@@ -88,19 +70,9 @@ class StreamPlace(NamedTuple):
     """Where to resume: the order before the oldest pending piece, and what was packed since."""
 
     order: Order
+    eras: Sequence[Era]  # the draws since; none of them where all that was drawn is packed
     packed: npt.NDArray[np.uint8]  # [pieces drawn since] 1 = packed
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A block being drawn from."""
-
-    request: BlockRequest
-    block: TokenBlock
-    facts: BlockFacts
-    ends: list[int]  # offsets of the block's samples, as plain integers
-    order: list[int]  # which sample is drawn i-th
-    faults: Mapping[int, Fault]
+    checksum: int = 0  # sum of those of the blocks of all draws since, 32 bits of it
 
 
 class SampleStream:
@@ -122,7 +94,8 @@ class SampleStream:
         self._settings = settings
         self._mixing = mixing
         self._blocks = blocks
-        self._seq_length = sys.maxsize if seq_length is None else seq_length
+        self._seq_length = NEVER if seq_length is None else seq_length
+        self._lengths = (self._seq_length,)
         self._joined = joined
         self.watch: Callable[[DrawnSample], None] | None = None  # told of every sample drawn
         self.restart()
@@ -139,94 +112,61 @@ class SampleStream:
         self._tail = order
         self._head = order.clone()
         self._log: deque[_Drawn] = deque()  # draws since the tail
+        self._checksum = 0  # sum of those of their blocks
         self._packed = bytearray()  # a flag for each piece drawn since the tail
         self._base = 0  # number of the first of them
-        self._reading: dict[tuple[int, int], _Reading] = {}  # (source, shard) -> block in use
-        self._keys: dict[tuple[int, int], set[str]] = {}  # of the open shards, to find a key given twice
-        self._blocks.forget()
-        for number, source in enumerate(self._head.sources):
-            self._blocks.announce(self._request(number, s.shard, s.offset, s.first_sample) for s in source.open)
+        self._settled = 0  # draws before the tail
+        self._eras = Eras(self._seq_length)
+        self._open = OpenBlocks(self._settings, self._blocks, self._head)
 
     # Drawing -----------------------------------------------------------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """Whether as much was drawn since the oldest pending piece as a snapshot can tell: pack before drawing more."""
+        return len(self._packed) >= PIECES_LIMIT or len(self._log) >= PIECES_LIMIT
 
     def draw(self) -> list[Piece] | None:
         """The pieces of the next sample: none where it is dropped or skipped. ``None`` at the end.
 
         Raises ``SourceError`` where the data cannot be used.
         """
+        pieces = self._draw(self._lengths)
+        self._settle_front()
+        return pieces
+
+    def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
+        """Draw a sample that is cut at each of ``lengths`` in turn."""
         source = self._head.choose(self._next_ids)
         if source is None:
             return None
         at = self._head.sources[source].current
         shard, index = at.shard, at.index
-        reading = self._block_at(source, at)
+        reading = self._open.at(source, at)
+        if not reading.drawn_from:
+            self._open.draw_from(source, shard, reading)
         sample = reading.order[index]
         begin, end = reading.ends[sample], reading.ends[sample + 1]
-        fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin)
-        pieces = [] if fault else self._cut(source, shard, reading.block, sample, begin, end)
+        fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin, lengths[0])
+        pieces = [] if fault else self._cut(source, shard, reading.block, sample, (begin, end), lengths)
         self._head.advance(source, end - begin, reading.facts, faulty=fault is not None)
         if fault is not None:
             self._skip(source, reading, fault, end - begin)
         if index + 1 == reading.facts.samples:
-            self._leave(source, shard, reading)
+            self._open.leave(source, shard, reading)
         self._log.append(_Drawn(source, end - begin, reading.facts, fault is not None, len(pieces)))
         self._packed.extend(bytes(len(pieces)))
-        self._settle_front()
+        self._checksum += reading.facts.checksum
         return pieces
 
     def _next_ids(self, source: int) -> int:
         """Ids of the source's next sample."""
         at = self._head.sources[source].current
-        reading = self._block_at(source, at)
+        reading = self._open.at(source, at)
         sample = reading.order[at.index]
         return reading.ends[sample + 1] - reading.ends[sample]
 
-    def _block_at(self, source: int, at: OpenShard) -> _Reading:
-        """The block that an open shard stands in, loading the one behind it meanwhile."""
-        reading = self._reading.get((source, at.shard))
-        if reading is None:
-            request = self._request(source, at.shard, at.offset, at.first_sample)
-            block = self._blocks.get(request)
-            reading = self._open_block(source, at.shard, request, block)
-            self._reading[source, at.shard] = reading
-            self._blocks.announce(self._requests_behind(source, at.shard, at.first_sample, block))
-        return reading
-
-    def _open_block(self, source: int, shard: int, request: BlockRequest, block: TokenBlock) -> _Reading:
-        setting = self._settings[source]
-        keys = self._keys.setdefault((source, shard), set())
-        twice = next((key for key in block.keys if key in keys), None)
-        if twice is not None:
-            raise SourceError(
-                f"shard {request.shard.name!r} of source {request.source!r}: duplicate key {twice!r}; "
-                "a key names one sample in a shard: write the shard again with keys that differ"
-            )
-        keys.update(block.keys)
-        order = list(range(block.count))
-        if setting.plan.shuffle:
-            place = self._head.sources[source]
-            seed = seed_of(setting.plan.seed, setting.plan.name, place.epoch, shard, request.first_sample)
-            order = permutation(block.count, seed).tolist()
-        facts = BlockFacts(block.count, block.next_offset)
-        faults = {fault.index: fault for fault in block.faults}
-        return _Reading(request, block, facts, block.offsets.tolist(), order, faults)
-
-    def _requests_behind(self, source: int, shard: int, first: int, block: TokenBlock) -> list[BlockRequest]:
-        if block.next_offset is not None:
-            return [self._request(source, shard, block.next_offset, first + block.count)]
-        upcoming = self._head.sources[source].next_shard()
-        return [] if upcoming is None else [self._request(source, upcoming, 0, 0)]
-
-    def _request(self, source: int, shard: int, offset: int, first_sample: int) -> BlockRequest:
-        setting = self._settings[source]
-        return BlockRequest(setting.plan.name, setting.shards[shard], offset, first_sample)
-
-    def _leave(self, source: int, shard: int, reading: _Reading) -> None:
-        del self._reading[source, shard]
-        if reading.facts.next_offset is None:
-            del self._keys[source, shard]
-
-    def _skip(self, source: int, reading: _Reading, fault: Fault, ids: int) -> None:
+    def _skip(self, source: int, reading: Reading, fault: Fault, ids: int) -> None:
         setting, faults = self._settings[source], self._head.sources[source].faults
         counts = self.counts[setting.plan.name]
         counts.samples += 1
@@ -243,21 +183,26 @@ class SampleStream:
 
     # Cutting -----------------------------------------------------------------------------------------
 
-    def _cut(self, source: int, shard: int, block: TokenBlock, sample: int, begin: int, end: int) -> list[Piece]:
+    def _cut(
+        self, source: int, shard: int, block: TokenBlock, sample: int, whole: tuple[int, int], lengths: Sequence[int]
+    ) -> list[Piece]:
         counts = self.counts[self._settings[source].plan.name]
-        counts.samples += 1
-        counts.tokens += end - begin
         overlap = self._overlap(block)
-        counts.targets += end - begin - overlap
-        ranges = [(begin, end)]
-        if end - begin - overlap > self._seq_length:
-            ranges = CUTS[self._settings[source].over_length](begin, end, self._seq_length, overlap)
-            counts.over_length += 1
+        slots = whole[1] - whole[0] - overlap
+        counts.samples += 1
+        counts.tokens += slots + overlap
+        counts.targets += slots
+        ranges = [whole]
+        if slots > lengths[0] or len(lengths) > 1:
+            policy = self._settings[source].over_length
+            ranges = first_cut(policy, whole, lengths[0], overlap)
+            counts.over_length += slots > lengths[0]
             counts.lost_samples += not ranges
-            counts.lost_tokens += end - begin - overlap - sum(b - a - overlap for a, b in ranges)
+            ranges = cut_again(policy, ranges, lengths[1:], overlap)
+            counts.lost_tokens += slots - sum(b - a - overlap for a, b in ranges)
         if self.watch is not None:
             epoch, key = self._head.sources[source].epoch, block.keys[sample]
-            self.watch(DrawnSample(source, epoch, shard, key, end - begin - overlap, len(ranges)))
+            self.watch(DrawnSample(source, epoch, shard, key, slots, len(ranges)))
         first = self._base + len(self._packed)
         return [
             Piece(first + i, source, shard, block, sample, a, b, b - a - overlap) for i, (a, b) in enumerate(ranges)
@@ -267,17 +212,11 @@ class SampleStream:
         """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
         return 1 if block.labels is None and not self._joined else 0
 
-    def _too_long(self, source: int, reading: _Reading, sample: int, ids: int) -> Fault | None:
+    def _too_long(self, source: int, reading: Reading, sample: int, ids: int, limit: int) -> Fault | None:
         setting, slots = self._settings[source], ids - self._overlap(reading.block)
-        if slots <= self._seq_length or setting.over_length is not OverLength.ERROR:
+        if slots <= limit or setting.over_length is not OverLength.ERROR:
             return None
-        place = f"shard {reading.request.shard.name!r}, sample {reading.block.keys[sample]!r}"
-        return Fault(
-            sample,
-            place,
-            f"{slots} slots are more than seq_length={self._seq_length}; set over_length to split, truncate_right, "
-            "truncate_left or drop, or raise seq_length",
-        )
+        return _over_length(sample, reading.request.shard, reading.block, slots, limit)
 
     # What is packed ----------------------------------------------------------------------------------
 
@@ -296,59 +235,106 @@ class SampleStream:
                 break
             self._tail.advance(drawn.source, drawn.ids, drawn.facts, faulty=drawn.faulty)
             self._log.popleft()
+            self._checksum -= drawn.facts.checksum
             done += drawn.pieces
+            self._settled += 1
         del self._packed[:done]
         self._base += done
 
     def place(self) -> StreamPlace:
         """Where to resume from, now."""
-        return StreamPlace(self._tail, np.frombuffer(bytes(self._packed), np.uint8))
+        eras = self._eras.between(self._settled, self._settled + len(self._log))
+        packed = np.frombuffer(bytes(self._packed), np.uint8)
+        return StreamPlace(self._tail, eras, packed, self._checksum & CHECKSUM_MASK)
 
     def resume(self, place: StreamPlace) -> list[Piece]:
-        """Go to a place; returns the pending pieces, in arrival order."""
-        self._check_offsets(place.order)
+        """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
+
+        Raises ``ProtocolError`` where the place is not one of our data, ``ContractError`` where it cannot be
+        gone on from with this ``seq_length``.
+        """
+        check_offsets(self._settings, place.order)
         self._begin(place.order.clone())
         try:
-            pieces = self._draw_again(len(place.packed))
+            pieces = self._draw_again(place)
         except SourceError as error:
             raise ProtocolError(f"snapshot: the data it points to is not there: {error}") from error
-        if len(pieces) != len(place.packed):
-            raise ProtocolError("snapshot: the samples drawn since it are not those of our data; the shards differ")
-        packed = place.packed.tolist()
-        self.settle(piece.number for piece in pieces if packed[piece.number])
+        self._packed[:] = place.packed.tobytes()
+        if self._eras.slots != self._seq_length:
+            pieces = self._cut_anew(pieces)
+        pending = [piece for piece in pieces if not self._packed[piece.number]]
         for piece in pieces:
-            self.counts[self._settings[piece.source].plan.name].packed += piece.slots * packed[piece.number]
-        return [piece for piece in pieces if not packed[piece.number]]
+            self.counts[self._settings[piece.source].plan.name].packed += piece.slots * self._packed[piece.number]
+        for piece in pending:
+            if piece.slots > self._seq_length:
+                self._give_up(piece)
+        self._settle_front()
+        return [piece for piece in pending if piece.slots <= self._seq_length]
 
-    def _check_offsets(self, order: Order) -> None:
-        for setting, source in zip(self._settings, order.sources, strict=True):
-            for at in source.open:
-                shard = setting.shards[at.shard]
-                # Only a compressed shard can be longer than its file.
-                if at.offset > shard.size * COMPRESSION_LIMIT:
-                    raise ProtocolError(f"snapshot: shard {shard.name!r} has no block at byte {at.offset}")
-
-    def _draw_again(self, count: int) -> list[Piece]:
-        """About as many pieces as were drawn; every open shard must hold what the snapshot says of it."""
-        for source, order in enumerate(self._head.sources):
-            for at in order.open:
-                shard = self._settings[source].shards[at.shard]
-                if at.index >= self._block_at(source, at).block.count:
-                    raise SourceError(f"shard {shard.name!r} has no sample {at.index} in the block at {at.offset}")
+    def _draw_again(self, place: StreamPlace) -> list[Piece]:
+        """All that was drawn since the place."""
+        self._open.check()
+        if place.eras:
+            self._eras = Eras.after(place.eras)
         pieces: list[Piece] = []
-        while len(pieces) < count and (drawn := self.draw()) is not None:
-            pieces += drawn
+        lengths = [era.slots for era in place.eras]
+        for number, era in enumerate(place.eras):
+            for _ in range(era.draws):
+                drawn = self._draw(lengths[number:])
+                if drawn is None or len(pieces) + len(drawn) > len(place.packed):
+                    raise SourceError(DIFFERENT)
+                pieces += drawn
+        if len(pieces) != len(place.packed) or self._checksum & CHECKSUM_MASK != place.checksum:
+            raise SourceError(DIFFERENT)
         return pieces
 
+    def _cut_anew(self, drawn: Sequence[Piece]) -> list[Piece]:
+        """A new era begins: cut all that was drawn at this stream's length too. Nothing is settled yet."""
+        self._eras.begin(len(self._log), self._seq_length)
+        pieces, packed, log, arriving = list[Piece](), bytearray(), deque[_Drawn](), iter(drawn)
+        for each in self._log:
+            before = len(pieces)
+            for piece in islice(arriving, each.pieces):
+                setting, overlap = self._settings[piece.source], self._overlap(piece.block)
+                ranges = cut_again(setting.over_length, [(piece.begin, piece.end)], [self._seq_length], overlap)
+                for begin, end in ranges:
+                    packed.append(self._packed[piece.number])
+                    slots = end - begin - overlap
+                    pieces.append(piece._replace(number=len(pieces), begin=begin, end=end, slots=slots))
+                left = sum(end - begin - overlap for begin, end in ranges)
+                self.counts[setting.plan.name].lost_tokens += piece.slots - left
+            log.append(each._replace(pieces=len(pieces) - before))
+        if len(pieces) > max(len(drawn), PIECES_LIMIT):
+            raise ContractError(
+                f"snapshot: at seq_length={self._seq_length} the samples drawn since the oldest that waits are "
+                f"{len(pieces)} pieces, of at most {PIECES_LIMIT}; resume with a longer one"
+            )
+        self._log, self._packed = log, packed
+        return pieces
 
-def _split(begin: int, end: int, slots: int, overlap: int) -> list[tuple[int, int]]:
-    return [(a, min(a + slots + overlap, end)) for a in range(begin, end - overlap, slots)]
+    def _give_up(self, piece: Piece) -> None:
+        """A pending sample is longer than this stream's rows, and its policy knows no cut."""
+        setting = self._settings[piece.source]
+        counts = self.counts[setting.plan.name]
+        self._packed[piece.number] = 1
+        counts.over_length += 1
+        counts.lost_tokens += piece.slots
+        if setting.over_length is OverLength.DROP:
+            counts.lost_samples += 1
+            return
+        counts.faults += 1
+        for order in (self._tail, self._head):
+            order.sources[piece.source].faults += 1
+        if self._head.sources[piece.source].faults > setting.skip_budget:
+            shard = setting.shards[piece.shard]
+            fault = _over_length(piece.sample, shard, piece.block, piece.slots, self._seq_length)
+            raise ContractError(f"snapshot: a sample that waits is over length now: {fault}")
 
 
-# An over-long sample to the ranges that are kept of it. (ERROR is a fault and never gets here.)
-CUTS: dict[OverLength, Callable[[int, int, int, int], list[tuple[int, int]]]] = {
-    OverLength.SPLIT: _split,
-    OverLength.TRUNCATE_LEFT: lambda begin, end, slots, overlap: [(end - slots - overlap, end)],
-    OverLength.TRUNCATE_RIGHT: lambda begin, end, slots, overlap: [(begin, begin + slots + overlap)],
-    OverLength.DROP: lambda begin, end, slots, overlap: [],
-}
+def _over_length(sample: int, shard: Shard, block: TokenBlock, slots: int, limit: int) -> Fault:
+    return Fault(
+        sample,
+        f"shard {shard.name!r}, sample {block.keys[sample]!r}",
+        f"{slots} slots are more than seq_length={limit}; set over_length to split, truncate_right, truncate_left or "
+        "drop, or raise seq_length",
+    )

@@ -23,7 +23,7 @@ from packhorse_service.assembling import Segment
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, deal_window
 from packhorse_service.row_building import segment_slots
-from packhorse_service.snapshot import DIGEST_BYTES, OUTSIDE, WindowMark, inside_window
+from packhorse_service.snapshot import DIGEST_BYTES, WindowMark, inside_window
 
 __all__ = ["DealtStep", "WindowPlan", "Windows", "check_window", "window_plan"]
 
@@ -39,6 +39,10 @@ class WindowPlan:
     seed: int
     cost: CostModel
     digest: bytes
+
+    def mark(self, skip: int = 0, steps: int = 0) -> WindowMark:
+        """Of a place ``skip`` steps into a window that has ``steps``; or where windows meet."""
+        return WindowMark(skip, steps, self.steps, self.packs, self.digest)
 
 
 class DealtStep(NamedTuple):
@@ -93,14 +97,14 @@ class Windows:
         self._snapshot = snapshot
         self.begin(0)
 
-    def begin(self, first: int, mark: WindowMark = OUTSIDE) -> None:
+    def begin(self, first: int, mark: WindowMark | None = None) -> None:
         """A window begins at step ``first``; ``mark`` says whether the stream goes on inside it.
 
         Raises ``ContractError`` where the settings would deal that window differently.
         """
-        plan = self._plan
+        plan, mark = self._plan, mark or self._plan.mark()
         otherwise = ", and packs otherwise" if mark.digest != plan.digest else ""
-        if mark.skip and (mark.window, mark.packs, mark.digest) != (plan.steps, plan.packs, plan.digest):
+        if mark.skip and mark != plan.mark(mark.skip, mark.steps):
             raise ContractError(
                 f"snapshot: step {first + mark.skip} is inside a window of steps {first} … {first + mark.steps - 1}, "
                 f"dealt with packing.window={mark.window} and {mark.packs} packs a step; this stream has "
@@ -130,14 +134,13 @@ class Windows:
         whole = steps * plan.packs
         dealt = deal_window(costs[:whole], steps, plan.seed) if steps else []
         for number, of_step in enumerate(dealt, start=1):
-            here = WindowMark(number, steps, plan.steps, plan.packs, plan.digest)
-            behind = snapshots[-1] if number == steps else inside_window(snapshots[0], here)
+            behind = snapshots[-1] if number == steps else inside_window(snapshots[0], plan.mark(number, steps))
             self._dealt.append(DealtStep([packs[i] for i in of_step], [costs[i] for i in of_step], behind))
         if len(packs) > whole:
             self._dealt.append(DealtStep(packs[whole:], costs[whole:], self._snapshot(first + steps + 1)))
         for _ in range(mark.skip):
             self._dealt.popleft()
-        self._first, self._mark = first + len(dealt) + (len(packs) > whole), OUTSIDE
+        self._first, self._mark = first + len(dealt) + (len(packs) > whole), plan.mark()
 
     def _assemble(self) -> tuple[list[MicroBatch], list[bytes]]:
         """The micro-batches of a window as they come, and snapshots before it and behind each complete step."""

@@ -54,7 +54,9 @@ class Stream:
         rows = [[row_of(self.step, rank, index) for index in range(2)] for rank in range(LAYOUT.data)]
         self.step += 1
         snapshot = struct.pack("<Q", self.step)
-        return frame_step(self.step - 1, rows, snapshot, CONTRACT, LAYOUT, with_keys=False)
+        step = frame_step(self.step - 1, rows, snapshot, CONTRACT, LAYOUT, with_keys=False)
+        step.origin = lambda rank, index: f"samples of rank {rank}"
+        return step
 
     def restore(self, snapshot: bytes | None) -> None:
         self.step = 0 if snapshot is None else struct.unpack("<Q", snapshot)[0]

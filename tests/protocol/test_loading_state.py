@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 
 import pytest
 
-from packhorse.errors import ContractError
+from packhorse.errors import ContractError, HandshakeRefused
 from packhorse.layout import Coordinates
 from packhorse.microbatch import Position
 from packhorse.state import FeedState
@@ -55,5 +56,39 @@ def test_inside_a_step_another_stream_is_refused() -> None:
     network.settle()
     for client in network.clients.values():
         assert isinstance(client.error, ContractError)
-        assert "inside a step" in str(client.error)
+        assert "inside a step, at (3, 1)" in str(client.error)
+        assert re.search(r"resume at a boundary\. The nearest are \(3, 0\), .* and \(4, 0\)$", str(client.error))
         assert client.taken == []
+
+
+def resumed_apart(first: FeedState, second: FeedState) -> list[str]:
+    """What both readers hear at the deadline where their states differ."""
+    network = Network()
+    for at, state in zip(network.clients, (first, second), strict=True):
+        load(network, at, state)
+        network.connect(at)
+    move(network, 3)
+    network.tick(539)
+    move(network, 3)
+    heard = []
+    for client in network.clients.values():
+        assert isinstance(client.error, HandshakeRefused)
+        assert client.taken == []
+        heard.append("; ".join(map(str, client.error.violations)))
+    return heard
+
+
+def test_readers_that_resume_at_different_positions_are_refused_with_the_list_of_who_stands_where() -> None:
+    other = FeedState("train", Position(4, 0), bytes(16), struct.pack("<Q", 4))
+    one, two = resumed_apart(STATE, other)
+    assert one == two
+    assert "dp0·cp0·tp0·pp0 at (3, 0) with snapshot " in one
+    assert "dp1·cp0·tp0·pp0 at (4, 0) with snapshot " in one
+    assert "resume all ranks from one checkpoint" in one
+
+
+def test_readers_that_resume_at_one_position_of_different_runs_are_refused_with_their_snapshots() -> None:
+    (one, _) = resumed_apart(STATE, FeedState("train", Position(STEP, 0), bytes(16), b"another"))
+    named = re.findall(r"(dp\d)·cp0·tp0·pp0 at \(3, 0\) with snapshot (\w{8})", one)
+    assert [reader for reader, _ in named] == ["dp0", "dp1"]
+    assert len({snapshot for _, snapshot in named}) == 2

@@ -20,12 +20,13 @@ from packhorse.microbatch import MicroBatch
 from packhorse.views import view_microbatch
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
+from packhorse_service.cutting import OverLength
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
 from packhorse_service.mixing import Mixing, SourcePlan
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
-from packhorse_service.stream import OverLength, SampleStream, SourceSetting
+from packhorse_service.stream import SampleStream, SourceSetting
 
 VOCABULARY = 60_000
 BLOCK_STRIDE = 1000  # bytes that a block held in memory is said to have

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse_service.accounting import SourceCounts, describe_counts
+from packhorse_service.cutting import OverLength
 from packhorse_service.mixing import MixBy, Mixing, OnEnd
 from packhorse_service.pipeline import Pipeline, StreamPlan
-from packhorse_service.stream import OverLength, Piece
+from packhorse_service.stream import Piece
 from tests.service.corpus import (
     Corpus,
     MemoryCorpus,
@@ -85,6 +86,7 @@ def check_pending(counts: Any, pending: Any) -> None:
 PATHS: dict[str, dict[str, Any]] = {
     "packs": {},
     "windows": {"packing": {"window": 3}},
+    "closed lookaheads": {"packing": {"algorithm": "first_fit_decreasing"}},
     "an incomplete step dropped": {"contract": {"remainder": "drop", "global_batch_size": 16}},
     "windows, an incomplete step dropped": {
         "contract": {"remainder": "drop", "global_batch_size": 8},

@@ -10,9 +10,9 @@ from packhorse.contract import BatchContract, Objective, TailPadding
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse_service.config import ServeConfig, load_config
+from packhorse_service.cutting import OverLength
 from packhorse_service.pipeline import plan_stream
 from packhorse_service.sources.formats import SampleFormat
-from packhorse_service.stream import OverLength
 from tests.service.corpus import write_source
 
 WHOLE = """

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from packhorse.errors import ContractError, SourceError
 from packhorse.microbatch import MicroBatch
+from packhorse.views import view_microbatch
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import ProcessEngine
 from packhorse_service.pipeline import Pipeline, StreamPlan
@@ -244,6 +246,20 @@ def test_worker_processes_in_any_number_and_pace_give_the_same_bytes(corpus: Cor
         assert steps_of(Pipeline(plan, engine)) == run_plan(plan)
     finally:
         engine.close()
+
+
+def test_a_step_can_tell_which_samples_its_rows_were_made_of(corpus: Corpus) -> None:
+    """Also of fillers; only the first few of many."""
+    plan = corpus.plan(keys=True, layout={"data": 2})
+    for step in run_plan(plan):
+        for rank, index in product(range(2), range(2)):
+            (view,) = step.of(ViewKey(rank, 0))[index : index + 1]
+            batch = view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, 0)
+            told = step.origin(rank, index)
+            assert (f"; {len(batch.keys) - 8} samples more" in told) == (len(batch.keys) > 8)
+            for source, shard, key in batch.keys[:8]:
+                assert f"of shard {shard!r} of source {source!r}" in told
+                assert repr(key) in told
 
 
 def test_a_corpus_moved_elsewhere_gives_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:

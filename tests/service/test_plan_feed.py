@@ -11,13 +11,13 @@ import pytest
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse.microbatch import MicroBatch
+from packhorse_service.cutting import OverLength
 from packhorse_service.pipeline import Pipeline, plan_stream
 from packhorse_service.preview.comparing import compared
 from packhorse_service.preview.feed import plan_feed
 from packhorse_service.preview.lengths import LengthsOptions, plan_lengths
 from packhorse_service.preview.report import PlanReport
 from packhorse_service.preview.tally import Tally
-from packhorse_service.stream import OverLength
 from tests.service.corpus import (
     Corpus,
     damage,

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ContractError
+from packhorse_service.cutting import OverLength
 from packhorse_service.packing import Packer, PackingAlgorithm, PackingPlan
 from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.preview.comparing import compared
 from packhorse_service.preview.lengths import LengthsOptions, plan_lengths
 from packhorse_service.preview.report import PlanReport
-from packhorse_service.stream import OverLength
 from tests.shared_data import shared
 
 SMALL = LengthsOptions(origin="test", seq_length=64, data_parallel=2, global_batch_size=4, lookahead=4)

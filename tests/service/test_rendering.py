@@ -117,6 +117,22 @@ def test_templates_cannot_reach_randomness_files_or_internals(source: str) -> No
         render(source)
 
 
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("{{ messages | map(attribute='content') }}", "generator"),
+        ("{{ raise_exception }}", "function"),
+        ("{{ 'x'.upper }}", "method"),
+        ("{{ strftime_now('%s') }}", "another number on each machine"),
+    ],
+)
+def test_what_differs_from_process_to_process_is_never_printed(source: str, named: str) -> None:
+    """An address of a function or a generator, and the machine's time zone."""
+    with pytest.raises(BadSample, match=named):
+        render(source, date="2025-07-26")
+    assert render("{{ messages | map(attribute='content') | join }}", [{"role": "user", "content": "a"}]) == "a"
+
+
 def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="does not compile"):
         ChatTemplate("{% for %}")

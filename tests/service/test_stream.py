@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import SourceError
+from packhorse_service.cutting import OverLength
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.stream import OverLength, Piece, SampleStream, StreamPlace
+from packhorse_service.stream import Piece, SampleStream, StreamPlace
 from tests.service.corpus import MemoryCorpus, Pair, consecutive, make_block
 
 LOSSLESS = [OverLength.ERROR, OverLength.SPLIT]
@@ -330,7 +331,7 @@ def saved(place: StreamPlace, corpus: MemoryCorpus) -> StreamPlace:
     for setting in corpus.settings:
         source, rest = SourceOrder.decode(setting.plan, rest)
         sources.append(source)
-    return StreamPlace(Order(sources, Mixing()), place.packed.copy())
+    return StreamPlace(Order(sources, Mixing()), list(place.eras), place.packed.copy(), place.checksum)
 
 
 @settings(max_examples=120, deadline=None)

@@ -29,7 +29,7 @@ from tests.service.corpus import (
     stored_pairs,
 )
 
-MARK_AT = 34  # of a snapshot: behind the fixed head
+MARK_AT = 44  # of a snapshot: behind the fixed head
 MARK = struct.Struct("<HHHI8s")
 Row = tuple[bytes, ...]
 
@@ -125,7 +125,7 @@ def test_the_micro_batches_of_a_planned_step_are_in_the_order_in_which_they_came
 def test_an_incomplete_last_step_holds_the_last_packs_and_is_filled(corpus: Corpus, window: int) -> None:
     plan, plain = windowed(corpus, window), windowed(corpus, 1)
     *before, last = run_plan(plan)
-    assert last == run_plan(plain)[-1], "a step of its own, as without windows"
+    assert last.views == run_plan(plain)[-1].views, "a step of its own, as without windows"
     batches = microbatches(last, plan)
     assert 0 < sum(batch.filler for batch in batches) < len(batches) == 8
     assert not any(batch.filler for step in before for batch in microbatches(step, plan))
@@ -198,14 +198,18 @@ def test_a_snapshot_holds_where_its_window_began_and_how_it_was_dealt(corpus: Co
     plan = windowed(corpus, 3)
     whole = run_plan(plan)
     marks = [MARK.unpack_from(step.snapshot, MARK_AT) for step in whole[:3]]
-    assert marks == [(1, 3, 3, 8, plan.window.digest), (2, 3, 3, 8, plan.window.digest), (0, 0, 0, 0, bytes(8))]
+    assert marks == [
+        (1, 3, 3, 8, plan.window.digest),
+        (2, 3, 3, 8, plan.window.digest),
+        (0, 0, 3, 8, plan.window.digest),
+    ]
     # Inside a window only the mark differs; where it ends the stream has moved on.
     one, two, three = (step.snapshot[:MARK_AT] + step.snapshot[MARK_AT + MARK.size :] for step in whole[:3])
     assert one == two != three
 
 
 @pytest.mark.parametrize(
-    "mark", [(3, 3, 3), (4, 3, 3), (1, 1, 3), (1, 4, 3), (0, 3, 3), (0, 0, 3), (0xFFFF, 0xFFFF, 0xFFFF)]
+    "mark", [(3, 3, 3), (4, 3, 3), (1, 1, 3), (1, 4, 3), (0, 3, 3), (3, 0, 3), (0xFFFF, 0xFFFF, 0xFFFF)]
 )
 def test_an_impossible_place_inside_a_window_is_refused(corpus: Corpus, mark: tuple[int, int, int]) -> None:
     plan = windowed(corpus, 3)

@@ -12,6 +12,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.checking import load_lengths
 from packhorse_service.commands.reporting import missing_extra
 from packhorse_service.config import load_config
+from packhorse_service.cutting import OverLength
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.preview.comparing import compared
 from packhorse_service.preview.feed import plan_feed
@@ -19,7 +20,6 @@ from packhorse_service.preview.lengths import LengthsOptions, plan_lengths
 from packhorse_service.preview.report import PlanReport, as_json
 from packhorse_service.preview.step import inspect_step, select, show_step, step_as_json
 from packhorse_service.preview.table import progress, show
-from packhorse_service.stream import OverLength
 
 __all__ = ["inspect", "plan"]
 

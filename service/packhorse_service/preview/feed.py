@@ -71,7 +71,7 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
         hidden_size=config.packing.hidden_size,
         window=config.packing.window,
         mixed_by=config.mixing.by,
-        limit=cut_length(plan) or None,
+        limit=cut_length(plan),
         sources=tuple(
             PlannedSource(
                 name, setting.plan.weight, source.over_length, source.skip_budget, f"sources.{name}.over_length"

@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from packhorse_service.cutting import CUTS, OverLength
 from packhorse_service.preview.report import BeforeAfter, LengthBin, MeanWorst, Percentiles, PolicyCost
-from packhorse_service.stream import CUTS
 
 __all__ = [
     "Floats",
@@ -37,6 +37,8 @@ def policy_costs(lengths: Sequence[int], limit: int) -> Mapping[str, PolicyCost]
     """What each policy makes of these lengths, all over ``limit``. (``error`` makes nothing of them: it stops.)"""
     costs: dict[str, PolicyCost] = {}
     for policy, cut in CUTS.items():
+        if policy is OverLength.ERROR:
+            continue
         kept = [[b - a for a, b in cut(0, slots, limit, 0)] for slots in lengths]
         extra = sum(max(len(pieces) - 1, 0) for pieces in kept)
         costs[str(policy)] = PolicyCost(len(lengths), sum(lengths) - sum(map(sum, kept)), extra)

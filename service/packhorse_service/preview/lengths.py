@@ -11,12 +11,12 @@ from packhorse.errors import ContractError
 from packhorse.layout import ParallelLayout
 from packhorse.rules import Case, check, errors
 from packhorse.trainer import TrainerFacts
+from packhorse_service.cutting import CUTS, OverLength
 from packhorse_service.packers import packer_for, packing_plan
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.planning import CostModel, deal_window, plan_step
 from packhorse_service.preview.figures import Ints
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
-from packhorse_service.stream import CUTS, OverLength
 
 __all__ = ["Advance", "LengthsOptions", "PlannedLengths", "broken_rules", "plan_lengths", "simulate"]
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from packhorse.contract import Packing, Remainder, ResolvedContract
 from packhorse.errors import ConfigError
+from packhorse_service.cutting import CUTS, OverLength
 from packhorse_service.mixing import MixBy
 from packhorse_service.packing import PackingPlan
 from packhorse_service.preview.figures import (
@@ -45,7 +46,6 @@ from packhorse_service.preview.report import (
     Stop,
 )
 from packhorse_service.row_building import row_offsets
-from packhorse_service.stream import CUTS, OverLength
 
 __all__ = ["PLANNED_AS", "MicroBatchFacts", "PlannedSource", "Planning", "StepFacts", "Tally"]
 

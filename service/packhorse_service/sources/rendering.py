@@ -149,7 +149,7 @@ def _environment(clock: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[LoopControlExtension, GenerationExtension],
-        finalize=_refuse_none,
+        finalize=_refuse_what_is_no_text,
     )
     environment.globals.pop("lipsum")
     environment.filters.pop("random")
@@ -164,9 +164,16 @@ def _clock(date: str | None) -> Callable[[str], str]:
     if date is None:
         return _no_date
     try:
-        return datetime.strptime(date, "%Y-%m-%d").strftime
+        day = datetime.strptime(date, "%Y-%m-%d")
     except ValueError as error:
         raise ConfigError(f"date={date!r} must be a date as YYYY-MM-DD") from error
+
+    def strftime(form: str) -> str:
+        if "%s" in form:  # seconds since 1970, by the machine's time zone
+            raise jinja2.TemplateError("strftime_now('%s') is another number on each machine; print the date")
+        return day.strftime(form)
+
+    return strftime
 
 
 def _no_date(_format: str) -> str:
@@ -177,10 +184,20 @@ def _raise_exception(message: str) -> str:
     raise jinja2.TemplateError(message)
 
 
+PRINTABLE = (str, int, float, list, tuple, dict, jinja2.Undefined)
+
+
 def _refuse_none(value: object) -> object:
     """Printing null would write the word "None" into the training text."""
     if value is None:
         raise jinja2.TemplateError("it prints a null value as text (content that is null?)")
+    return value
+
+
+def _refuse_what_is_no_text(value: object) -> object:
+    """Printing a function or a generator would write its address, which is another one in each process."""
+    if not isinstance(_refuse_none(value), PRINTABLE):
+        raise jinja2.TemplateError(f"it prints a {type(value).__name__}, which is no text (a filter without join?)")
     return value
 
 

@@ -1,0 +1,123 @@
+"""Samples over length: what a source's policy keeps of them, at one length and at the next.
+
+A sample is cut when it is drawn. A stream that resumes with another ``seq_length`` cuts what it had drawn
+once more, piece by piece: a piece is a range of ids. So the samples drawn since the oldest pending one fall
+into *eras*, and a sample of an era was cut at the length of its era and then at those of all later ones, in
+turn. Pieces that were packed are cut along on paper, and are then several that are packed: what was drawn
+follows from the data and the eras alone, whatever was packed in between.
+
+Only ``split`` gives several pieces, and no cut loses or repeats a target of it. A policy that shortens
+samples shortens pieces. ``drop`` and ``error`` decide about whole samples, so later cuts leave them as they
+are, and whoever resumes decides about those that are pending and do not fit any more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+from packhorse.errors import ContractError
+
+__all__ = ["ERAS_LIMIT", "NEVER", "Era", "Eras", "OverLength", "cut_again", "first_cut"]
+
+NEVER = sys.maxsize  # the length of documents that are cut later, to the rows they fall into
+ERAS_LIMIT = 16  # changes of length within one lookahead
+
+Range = tuple[int, int]
+
+
+class OverLength(StrEnum):
+    """What happens to a sample with more slots than a pack."""
+
+    ERROR = "error"
+    SPLIT = "split"  # pieces that overlap by one id, so that no target is lost
+    TRUNCATE_LEFT = "truncate_left"  # the end is kept
+    TRUNCATE_RIGHT = "truncate_right"  # the beginning is kept
+    DROP = "drop"
+
+
+class Era(NamedTuple):
+    """So many draws, one after the other, whose samples were cut at ``slots`` first."""
+
+    draws: int
+    slots: int
+
+
+class Eras:
+    """The eras of a stream, each with the number of the draw that it begins with."""
+
+    def __init__(self, slots: int) -> None:
+        self._begun = [(0, slots)]
+
+    @classmethod
+    def after(cls, eras: Sequence[Era]) -> Self:
+        """Of a stream that has drawn nothing but these, one at least."""
+        made, draws = cls(0), 0
+        made._begun.clear()
+        for era in eras:
+            made._begun.append((draws, era.slots))
+            draws += era.draws
+        return made
+
+    @property
+    def slots(self) -> int:
+        """The length of the present one."""
+        return self._begun[-1][1]
+
+    def begin(self, draw: int, slots: int) -> None:
+        """Another one begins. Raises ``ContractError`` where there are too many."""
+        if len(self._begun) == ERAS_LIMIT:
+            raise ContractError(
+                f"snapshot: the samples that wait were cut at {ERAS_LIMIT} lengths one after the other, the last of "
+                f"them {self.slots} slots; make some steps at that length, and change it to {slots} then"
+            )
+        self._begun.append((draw, slots))
+
+    def between(self, settled: int, drawn: int) -> list[Era]:
+        """The draws from number ``settled`` to number ``drawn``; what lies before is forgotten."""
+        while len(self._begun) > 1 and self._begun[1][0] <= settled:
+            del self._begun[0]
+        edges = [settled, *(first for first, _ in self._begun[1:]), drawn]
+        return [Era(end - first, slots) for (first, end), (_, slots) in zip(pairwise(edges), self._begun, strict=True)]
+
+
+def first_cut(policy: OverLength, whole: Range, slots: int, overlap: int) -> list[Range]:
+    """The ranges of ids kept of a sample, each of ``slots`` slots at most and ``overlap`` ids more."""
+    return _cut(CUTS[policy], whole, slots, overlap)
+
+
+def cut_again(policy: OverLength, ranges: Sequence[Range], lengths: Sequence[int], overlap: int) -> list[Range]:
+    """What is kept of these ranges, cut at each of ``lengths`` in turn."""
+    kept = list(ranges)
+    for slots in lengths:
+        kept = [part for each in kept for part in _cut(CUTS_AGAIN[policy], each, slots, overlap)]
+    return kept
+
+
+Cut = Callable[[int, int, int, int], list[Range]]
+
+
+def _cut(cut: Cut, whole: Range, slots: int, overlap: int) -> list[Range]:
+    begin, end = whole
+    return [whole] if end - begin - overlap <= slots else cut(begin, end, slots, overlap)
+
+
+def _split(begin: int, end: int, slots: int, overlap: int) -> list[Range]:
+    return [(a, min(a + slots + overlap, end)) for a in range(begin, end - overlap, slots)]
+
+
+def _leave(begin: int, end: int, _slots: int, _overlap: int) -> list[Range]:
+    return [(begin, end)]
+
+
+CUTS: dict[OverLength, Cut] = {
+    OverLength.SPLIT: _split,
+    OverLength.TRUNCATE_LEFT: lambda begin, end, slots, overlap: [(end - slots - overlap, end)],
+    OverLength.TRUNCATE_RIGHT: lambda begin, end, slots, overlap: [(begin, begin + slots + overlap)],
+    OverLength.DROP: lambda begin, end, slots, overlap: [],
+    OverLength.ERROR: lambda begin, end, slots, overlap: [],  # a fault: the sample keeps its place, with nothing in it
+}
+CUTS_AGAIN: dict[OverLength, Cut] = {**CUTS, OverLength.DROP: _leave, OverLength.ERROR: _leave}

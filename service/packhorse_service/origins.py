@@ -1,0 +1,45 @@
+"""Which samples a step's rows were made of: names alone, for the day on which a row is not what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from packhorse_service.assembling import Segment
+from packhorse_service.reading import SourceSetting
+
+__all__ = ["Origins"]
+
+NAMED = 8  # samples of a row
+
+
+class Origins:
+    """Callable with (data-parallel rank, index). Keeps no block alive."""
+
+    def __init__(
+        self,
+        micro_batches: Sequence[Sequence[Segment]],
+        ranks: Sequence[Sequence[int]],
+        sources: Sequence[SourceSetting],
+    ) -> None:
+        self._samples = [
+            [(piece.source, piece.shard, piece.block.keys, piece.sample) for segment in segments for piece in segment]
+            for segments in micro_batches
+        ]
+        self._ranks = ranks
+        self._sources = sources
+
+    def __call__(self, rank: int, index: int) -> str:
+        """The shards and samples of this rank's row, for people."""
+        number = min(self._ranks[rank][index], len(self._samples) - 1)  # a filler is the last row again
+        samples = self._samples[number]
+        by_shard: dict[tuple[int, int], list[str]] = {}
+        for source, shard, keys, sample in islice(samples, NAMED):
+            by_shard.setdefault((source, shard), []).append(repr(keys[sample] if keys else sample))
+        named = [
+            f"samples {', '.join(keys)} of shard {self._sources[source].shards[shard].name!r} of source "
+            f"{self._sources[source].plan.name!r}"
+            for (source, shard), keys in by_shard.items()
+        ]
+        more = [f"{len(samples) - NAMED} samples more"] if len(samples) > NAMED else []
+        return "; ".join(named + more)
