@@ -107,13 +107,14 @@ class Roster:
 
     def move(self, reader: Reader, peer: bytes) -> None:
         """A reader is on another connection."""
-        self._by_peer.pop(reader.peer, None)
+        for before in [known for known, whose in self._by_peer.items() if whose is reader]:
+            del self._by_peer[before]
         self._by_peer[peer] = reader
         reader.peer = peer
 
     def lose(self, peer: bytes) -> None:
-        """A connection is gone."""
-        reader = self._by_peer.pop(peer, None)
+        """A connection is gone. What it said before, a BYE even, may still wait to be read."""
+        reader = self._by_peer.get(peer)
         if reader is not None:
             reader.peer = b""
 

@@ -11,7 +11,7 @@ from packhorse.session import Deliver, Finish, Forget, State
 from packhorse.session import Effect as ClientEffect
 from packhorse.views import view_microbatch
 from packhorse.wire import encode
-from packhorse_service.effects import Make
+from packhorse_service.effects import Effect, Make, Send
 from packhorse_service.framing import FramedStep, frame_step
 from tests.protocol.network import CONTRACT, LAYOUT, Client, Network, Server, Stream, row_of
 
@@ -96,10 +96,10 @@ class PassNetwork(Network):
         self.server = PassServer()
         self.server_effects(self.server.session.warm_up())
 
-    def deliver_to_client(self, at: Coordinates) -> bool:
-        if not self.clients[at].peer:
-            self.clients[at].to_client.clear()  # what is sent to nobody arrives nowhere
-        return super().deliver_to_client(at)
+    def server_effects(self, effects: list[Effect]) -> None:
+        """What is sent to a reader whose connection is gone arrives nowhere."""
+        gone = [effect for effect in effects if isinstance(effect, Send) and not effect.peer]
+        super().server_effects([effect for effect in effects if effect not in gone])
 
     def client_effects(self, client: Client, effects: list[ClientEffect]) -> None:
         assert isinstance(client, PassClient)
