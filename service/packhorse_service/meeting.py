@@ -95,7 +95,7 @@ class Meeting:
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
         """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
-        self._drop(lambda greeting: greeting.hello.client == hello.client)
+        self._withdraw(hello)
         self._arrivals += 1
         greeting = self._greeting(peer, hello, now)
         lists = [] if hello.has_handed_out else [self._beginning]
@@ -118,6 +118,13 @@ class Meeting:
         for greeting in back:
             del self._superseded[greeting.hello.client]
         return back
+
+    def _withdraw(self, hello: Hello) -> None:
+        """Its process has said something else before."""
+        self._superseded.pop(hello.client, None)
+        for known in self.lists():
+            if hello.reader in known and known[hello.reader].hello.client == hello.client:
+                del known[hello.reader]
 
     def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
@@ -201,9 +208,10 @@ class Meeting:
             for attempt, known in self._returning.items()
             if known.keys() == self.readers
         ]
-        starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
-        if self._beginning.keys() == self.readers and len(starts) == 1:
-            complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
+        if self._beginning.keys() == self.readers:
+            starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
+            if len(starts) == 1:
+                complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
         return max(complete, key=lambda formation: formation.latest, default=None)
 
 

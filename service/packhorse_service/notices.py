@@ -14,21 +14,21 @@ from packhorse_service.dismissal import rank_name
 if TYPE_CHECKING:
     from packhorse_service.sessions import StreamSession
 
-__all__ = ["describe", "obstacles", "others", "silent_readers", "waits"]
+__all__ = ["describe", "obstacles", "rejoining", "waits"]
 
 NAMES_SHOWN = 16
 
 
 def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
     """(connection, what it waits for), for each reader that waits."""
-    since = now - session.phase_since_s
+    since, waited = now - session.phase_since_s, session.meeting.waited(now)
     asked = _names(session, _asked(session))
     for peer, whom in _greeting(session):
         met = session.roster.of(peer) is not None
         if met and session.phase is Phase.RESTORING:
             yield peer, _wait(session, WaitReason.SNAPSHOT, asked, since)
         elif not met or session.phase is not Phase.WELCOMING:  # else it has its WELCOME
-            yield peer, _wait(session, WaitReason.READERS, whom, session.meeting.waited(now))
+            yield peer, _wait(session, WaitReason.READERS, whom, waited)
     if session.phase is Phase.WELCOMING:
         silent = _names(session, (reader.at for reader in session.roster if not reader.answered))
         for reader in session.roster:
@@ -103,24 +103,33 @@ def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:
     return f"{name}: its loop last asked {reader.idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
 
 
-def silent_readers(session: StreamSession, now: float) -> list[Coordinates]:
-    """Readers that nothing was heard from for long: they may be where the endpoint's name points now."""
-    after = session.offer.rejoin_after_s
-    if session.phase is Phase.FORMING:
-        unheard = set(session.meeting.absent(session.meeting.lists()[0])) - session.dismissal.refused
-        return sorted(unheard) if session.meeting.waited(now) > after else []
-    if session.phase is Phase.ENDED:
-        return []
-    silent = (reader for reader in session.roster if not reader.left and now - reader.heard_s > after)
-    # While the stream is made again a reader has nothing to say, as long as it is connected.
-    return [reader.at for reader in silent if session.phase is not Phase.RESTORING or not reader.peer]
+def rejoining(session: StreamSession, now: float) -> tuple[list[Coordinates], list[bytes]]:
+    """Readers that nothing was heard from for long, and the connections of those that shall look for the server again.
+
+    The silent ones may be where the endpoint's name points now.
+    """
+    silent, unheard = set(_silent(session, now)), _unheard(session, now)
+    peers = {reader.peer for reader in session.roster if reader.at not in silent} if silent else set()
+    if silent or unheard:
+        peers |= {greeting.peer for greeting in session.meeting.greetings()}
+    return sorted(silent | unheard), sorted(peers - {b""})
 
 
-def others(session: StreamSession, silent: Iterable[Coordinates]) -> list[bytes]:
-    """The connections of all other readers, and of all that wait."""
-    excluded = set(silent)
-    readers = {reader.peer for reader in session.roster if reader.at not in excluded}
-    return sorted((readers | {greeting.peer for greeting in session.meeting.greetings()}) - {b""})
+def _silent(session: StreamSession, now: float) -> Iterator[Coordinates]:
+    """Of an attempt. While the stream is made again a reader has nothing to say, as long as it is connected."""
+    if session.phase is not Phase.ENDED:
+        for reader in session.roster:
+            quiet = not reader.left and now - reader.heard_s > session.offer.rejoin_after_s
+            if quiet and (session.phase is not Phase.RESTORING or not reader.peer):
+                yield reader.at
+
+
+def _unheard(session: StreamSession, now: float) -> set[Coordinates]:
+    """Whom those that have said HELLO wait for, and who was not refused."""
+    met = session.phase in (Phase.RESTORING, Phase.WELCOMING)
+    if met or session.meeting.waited(now) <= session.offer.rejoin_after_s:
+        return set()
+    return set(session.meeting.absent(session.meeting.lists()[0])) - session.dismissal.refused
 
 
 def describe(session: StreamSession) -> str:

@@ -41,7 +41,7 @@ from packhorse_service.dismissal import Dismissal, rank_name
 from packhorse_service.effects import Effect, Make, Restore, Send
 from packhorse_service.framing import FramedStep
 from packhorse_service.meeting import Formation, Greeting, Meeting
-from packhorse_service.notices import obstacles, others, silent_readers, waits
+from packhorse_service.notices import obstacles, rejoining, waits
 from packhorse_service.offer import Offer, dismissals
 from packhorse_service.supply import Supply
 
@@ -372,12 +372,12 @@ class StreamSession:
 
     def _rejoins(self, now: float) -> list[Effect]:
         """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
-        silent = silent_readers(self, now)
-        if not silent or now - self._rejoin_s < self.offer.rejoin_after_s:
+        if now - self._rejoin_s < self.offer.rejoin_after_s:
             return []
-        self._rejoin_s = now
+        silent, told = rejoining(self, now)
+        self._rejoin_s = now if told else self._rejoin_s
         text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
-        return [self._error(peer, ErrorCode.REJOIN, text) for peer in others(self, silent)]
+        return [self._error(peer, ErrorCode.REJOIN, text) for peer in told]
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))

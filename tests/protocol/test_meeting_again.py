@@ -84,6 +84,21 @@ def test_readers_split_over_two_servers_meet_where_the_name_points() -> None:
     assert_all_end(world)
 
 
+def test_who_waits_at_a_server_that_serves_another_job_is_told_to_look_at_the_name_again() -> None:
+    world, server, _ = begin(Seen())
+    run(world, Position(1, 0))
+    for number, at in enumerate(world.shape.readers):
+        world.replace(at, zombie=number == 0)
+    first, second = world.processes.values()
+    world.start_server(1)
+    world.connect(first, 0)
+    world.connect(second, 1)
+    world.name = 1
+    world.zombies[0].stalled = False
+    assert phase_of(server) is Phase.RUNNING
+    assert_all_end(world)
+
+
 def test_a_server_that_another_one_has_outrun_lets_all_meet_again() -> None:
     """The attempt ran here, went on elsewhere, and comes back to a server that never died."""
     world, old, readers = begin(Seen())

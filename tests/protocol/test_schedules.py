@@ -27,6 +27,7 @@ from packhorse.microbatch import Position
 from packhorse.session import TRANSITIONS as CLIENT_TRANSITIONS
 from packhorse.session import State
 from packhorse.state import FeedState
+from packhorse.wire import NO_ATTEMPT
 from packhorse_service.attempt import Phase
 from packhorse_service.sessions import TRANSITIONS as SERVER_TRANSITIONS
 from tests.protocol.rare_schedules import RARE
@@ -275,12 +276,15 @@ def can_meet(world: World) -> bool:
     attempts = {session.attempt for session in sessions}
     if len(attempts) == 1 and sessions[0].attempt:
         return True
-    begins = all(session.position == session.start for session in sessions) and not attempts & set(runs(world))
+    begins = all(session.position == session.start for session in sessions) and not attempts & set(runs(world)) - {
+        NO_ATTEMPT
+    }
     return begins and len({(session.start, session.snapshots.get(session.start.step)) for session in sessions}) == 1
 
 
 def runs(world: World) -> Iterator[bytes]:
-    """Attempts that run, or will with the answers of the dead: whoever is in one takes something soon."""
+    """Attempts that run, or may with a zombie or the answers of the dead: whoever is in one takes something soon."""
+    yield from (zombie.session.attempt for zombie in world.zombies)
     current = {process.session.identity.client for process in world.processes.values()}
     for server in world.alive:
         died = {reader.client for reader in server.session.roster} - current
@@ -336,4 +340,5 @@ def test_no_schedule_makes_a_gap_a_duplicate_a_disagreement_or_a_deadlock_and_ev
     for schedule in RARE:
         schedule(seen)
     assert seen.client == CLIENT_TRANSITIONS.keys()
-    assert seen.server == SERVER_TRANSITIONS.keys()
+    # A SNAPSHOT may be read behind what ended the wait for it; it has no row then, and asks for HELLO.
+    assert seen.server >= SERVER_TRANSITIONS.keys()
