@@ -133,6 +133,7 @@ class StreamSession:
         told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
         self.roster, self.attempt = Roster({}, self.offer), NO_ATTEMPT
         self.meeting.clear()
+        self._round += 1  # a step that is being made is nobody's
         self.supply.lose()
         self._enter(Phase.FORMING, now)
         return told
