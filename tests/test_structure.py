@@ -35,6 +35,7 @@ CLOCKS = {
     "packhorse/feed.py": "deadlines of the loop",
     "packhorse_service/server.py": "gives `now` to the sessions",
     "packhorse_service/decoding.py": "pauses between tries of a read; the sleep is an argument",
+    "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
     "packhorse_service/demo/progress.py": "the demo's progress display",
     "packhorse_service/demo/processes.py": "grace before the demo's processes are killed",

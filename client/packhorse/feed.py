@@ -140,6 +140,11 @@ class Feed(Iterator[MicroBatch]):
         """(step, index) of the next micro-batch; one step further once the end was taken."""
         return self._connection.session.position
 
+    @property
+    def attempt(self) -> str:
+        """Name of the attempt that this reader is part of, in hexadecimal; empty until one has formed."""
+        return self._connection.session.attempt.hex()
+
     def state_dict(self, step: int | None = None) -> dict[str, object]:
         """What to put in a checkpoint: where the loop stands, strings and integers only.
 

@@ -21,6 +21,7 @@ from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.tap_command import tap_command
 from packhorse_service.tokenising import TokenizerSpec
 from packhorse_service.trainer_file import load_trainer
 
@@ -92,7 +93,12 @@ def serve(
         log.warning("%s", warning)
     engine = make_engine(described, plan)
     try:
-        server = Server(Pipeline(plan, engine), listen or described.listen, steps_ahead=described.steps_ahead)
+        server = Server(
+            Pipeline(plan, engine),
+            listen or described.listen,
+            steps_ahead=described.steps_ahead,
+            rejoin_after_s=described.rejoin_after_s,
+        )
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
         readers = len(readers_of(plan.layout, plan.contract.readers))
@@ -183,6 +189,9 @@ def demo(
     except ModuleNotFoundError as error:
         sys.exit(f"packhorse demo: the module {error.name!r} is missing; pip install 'packhorse[demo]'")
     return run_demo(out, steps)
+
+
+app.command("tap")(_reporting(tap_command))
 
 
 def _log_to_stderr(level: str) -> None:

@@ -112,7 +112,13 @@ class Server:
     """Serves one pipeline's stream until every reader has left, the end was long ago, or a signal."""
 
     def __init__(
-        self, pipeline: Pipeline, listen: str, *, steps_ahead: int = 2, end_grace_s: float = END_GRACE_S
+        self,
+        pipeline: Pipeline,
+        listen: str,
+        *,
+        steps_ahead: int = 2,
+        rejoin_after_s: float = 60.0,
+        end_grace_s: float = END_GRACE_S,
     ) -> None:
         plan = pipeline.plan
         self._session = StreamSession(
@@ -124,6 +130,7 @@ class Server:
                 fingerprint=plan.identity.fingerprint,
                 readers=readers_of(plan.layout, plan.contract.readers),
                 steps_ahead=steps_ahead,
+                rejoin_after_s=rejoin_after_s,
             )
         )
         self._end_grace_s = end_grace_s
