@@ -36,7 +36,7 @@ def moments(seed: int) -> random.Random:
 @pytest.fixture(scope="session")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     """About 20 steps of two ranks."""
-    return Truth.written(tmp_path_factory.mktemp("short"), 24)
+    return Truth.written(tmp_path_factory.mktemp("short"), 40)
 
 
 @pytest.fixture(scope="session")

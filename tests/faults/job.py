@@ -70,6 +70,7 @@ class Job:
 
     def replace_server(self, server: RunningServer) -> None:
         """SIGKILL, and another one behind the name."""
+        assert self.server.alive, self.server.last_words()
         self.server.kill()
         self.lead_to(server)
 
@@ -90,11 +91,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def job_of(truth: Truth, launcher: Launcher) -> Iterator[Job]:
+def job_of(truth: Truth, launcher: Launcher, config: Path | None = None) -> Iterator[Job]:
     """A job whose server is started; its ranks are not."""
     wire = Wire()
     relays = {rank: Relay(rank, wire) for rank in range(truth.layout.world_size)}
-    job = Job(launcher, truth, wire, relays, launcher.serve(truth.config))
+    job = Job(launcher, truth, wire, relays, launcher.serve(config or truth.config))
     try:
         job.lead_to(job.server)
         yield job

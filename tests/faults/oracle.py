@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from packhorse import Position
@@ -36,22 +37,30 @@ def check_consecutive(truth: Truth, taps: Iterable[RunningTap]) -> None:
     for tap in taps:
         rows = tap.rows()
         assert len({row["attempt"] for row in rows}) <= 1, f"rank {tap.rank} was handed rows of several attempts"
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             expected = position_of(before).after(truth.num_microbatches)
             assert position_of(after) == expected, f"rank {tap.rank}: {position_of(after)} behind {position_of(before)}"
 
 
-def check_whole_run(truth: Truth, taps: Sequence[RunningTap]) -> None:
-    """``taps``: the processes that made the run, in the order in which they were started."""
-    check_served_right(truth, taps)
-    check_consecutive(truth, taps)
+def check_rows(truth: Truth, taps: Iterable[RunningTap]) -> dict[int, dict[Position, Row]]:
+    """The rows that stand at the end, of every rank: all of an undisturbed run's, and no others.
+
+    ``taps``: the processes that made the run, in the order in which they were started.
+    """
     rows: dict[int, dict[Position, Row]] = {rank: {} for rank in truth.digests}
     for tap in taps:
-        for row in tap.rows():
-            rows[tap.rank][position_of(row)] = row
+        check_served_right(truth, [tap])
+        check_consecutive(truth, [tap])
+        rows[tap.rank] |= {position_of(row): row for row in tap.rows()}
     for rank, expected in truth.digests.items():
         missing = sorted(expected.keys() - rows[rank].keys())
         assert not missing, f"rank {rank} was never handed {[tuple(at) for at in missing]}"
+    return rows
+
+
+def check_whole_run(truth: Truth, taps: Iterable[RunningTap]) -> None:
+    """The rows are those of an undisturbed run, and hold every target of the shards once."""
+    rows = check_rows(truth, taps)
     delivered = Counter(tuple(pair) for of_rank in rows.values() for row in of_rank.values() for pair in row["pairs"])
     assert delivered == truth.stored, f"lost {truth.stored - delivered}, repeated {delivered - truth.stored}"
 

@@ -17,6 +17,7 @@ from packhorse import ParallelLayout, Position
 from tests.harness import wait_until
 
 ROOT = Path(__file__).parents[2]
+HOOKS = Path(__file__).with_name("hooks")
 
 
 @dataclass
@@ -97,15 +98,15 @@ class Launcher:
 
     folder: Path
     tree: Path = ROOT
-    hooks: Path | None = None  # a folder with a sitecustomize.py
+    environment: dict[str, str] = field(default_factory=dict)  # adds to this process's own
     started: list[Running] = field(default_factory=list)
 
     def _start(
         self, name: str, arguments: Sequence[str], out: Path | None = None
     ) -> tuple[subprocess.Popen[bytes], Path]:
         log = self.folder / f"{name}.log"
-        roots = [self.tree / "client", self.tree / "service", *([self.hooks] if self.hooks else [])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "OMP_NUM_THREADS": "1"}
+        roots = [self.tree / "client", self.tree / "service", *([HOOKS] if "FAULTS" in self.environment else [])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), **self.environment}
         command = [sys.executable, "-m", "packhorse_service", *arguments]
         with log.open("wb") as errors, (out or log).open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=errors, env=environment), log
@@ -119,13 +120,14 @@ class Launcher:
         self.started.append(server)
         return server
 
-    def tap(self, endpoint: str, rank: int, layout: ParallelLayout, *arguments: str) -> RunningTap:
+    def tap(self, endpoint: str, rank: int, layout: ParallelLayout, *arguments: str, pairs: bool = True) -> RunningTap:
         """Start a rank that prints its rows and keeps its state."""
         name = f"rank-{rank}-{len(self.started)}"
         out, state = self.folder / f"{name}.jsonl", self.folder / f"{name}.state"
         out.touch()
         sizes = f"data={layout.data},context={layout.context},tensor={layout.tensor},pipeline={layout.pipeline}"
-        options = ["--rank", str(rank), "--layout", sizes, "--pairs", "--timeout", "25", "--state-out", str(state)]
+        options = ["--rank", str(rank), "--layout", sizes, "--timeout", "25", "--state-out", str(state)]
+        options += ["--pairs"] if pairs else []
         process, log = self._start(name, ["tap", endpoint, *options, *arguments], out)
         running = RunningTap(process, log, rank, out, state)
         self.started.append(running)
@@ -138,9 +140,9 @@ class Launcher:
 
 
 @contextlib.contextmanager
-def launching(folder: Path, tree: Path = ROOT, hooks: Path | None = None) -> Iterator[Launcher]:
+def launching(folder: Path, tree: Path = ROOT, **environment: str) -> Iterator[Launcher]:
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = Launcher(folder, tree, hooks)
+    launcher = Launcher(folder, tree, environment)
     try:
         yield launcher
     finally:

@@ -157,7 +157,6 @@ class Link:
         self.relay = relay
         self.alive = True
         self.blocked: set[Way] = set()
-        self.pause_s = 0.0  # before each message
         for way in Way:
             threading.Thread(target=self._pump, args=(way,), daemon=True).start()
 
@@ -169,7 +168,7 @@ class Link:
                 for unit in zmtp.feed(data):
                     if not self._forward(unit, way, drain):
                         return
-        if not self.relay.keeps_half_open:
+        if self.alive:
             self.cut()
 
     def _forward(self, unit: Unit, way: Way, drain: socket.socket) -> bool:
@@ -180,7 +179,7 @@ class Link:
             # A command, a PING say: on a way that is blocked it gets as far as any other.
             while unit.message is None and way in self.blocked and self.alive:
                 wire.changed.wait()
-            wire.changed.wait_for(lambda: not self.alive, self.pause_s)
+            wire.changed.wait_for(lambda: not self.alive, self.relay.pause_s)
         if self.alive:
             drain.sendall(unit.raw)
         return self.alive
@@ -207,7 +206,7 @@ class Relay:
     def __init__(self, rank: int, wire: Wire, target: str | None = None) -> None:
         self.rank, self.wire, self.target = rank, wire, target
         self.links: list[Link] = []
-        self.keeps_half_open = False
+        self.pause_s = 0.0  # before each message
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -249,6 +248,5 @@ class Relay:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self.keeps_half_open = False
         for link in self.links:
             link.cut()

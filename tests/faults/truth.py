@@ -39,15 +39,20 @@ class Truth:
         sound = [s for s in read_shards([*plain, *mixed]) if (s.shard, s.key, s.ids[0] >= 30_000) != BAD]
         stored = Counter(pair for sample in sound for pair in sample.pairs())
         damage(mixed[1], f"{FAULTY}.npy")
-        config = write_feed(folder, **settings)
-        layout = load_config(config).layout
-        return cls(config, layout, _undisturbed(config), stored)
+        return cls.of(write_feed(folder, **settings), stored)
 
-    def with_workers(self, workers: int) -> Path:
-        """The same stream, read by so many loader processes."""
+    @classmethod
+    def of(cls, config: Path, stored: Counter[Pair]) -> Self:
+        """What an undisturbed run of this configuration delivers."""
+        return cls(config, load_config(config).layout, _undisturbed(config), stored)
+
+    def with_workers(self, workers: int, scheme: str = "") -> Path:
+        """The same stream, read by so many loader processes, and through a file system of that scheme."""
         described = yaml.safe_load(self.config.read_text())
         described["loading"]["workers"] = workers
-        path = self.config.with_name(f"feed-{workers}-workers.yaml")
+        for name, source in described["sources"].items() if scheme else ():
+            source["shards"] = [f"{scheme}://{path}" for path in sorted(self.config.parent.glob(f"{name}/*.tar"))]
+        path = self.config.with_name(f"feed-{workers}{scheme}.yaml")
         path.write_text(yaml.safe_dump(described, sort_keys=False))
         return path
 
