@@ -47,6 +47,15 @@ class Formation:
         return min(greeting.hello.position for greeting in self.greetings.values())
 
     @property
+    def compared_from(self) -> int:
+        """The step of the oldest row that a reader was handed last: made again, it tells whether the data is the same.
+
+        Readers mostly stand at the end of a step when a server is gone: that row is of the step before.
+        """
+        hellos = [greeting.hello for greeting in self.greetings.values()]
+        return min(h.position.step - bool(h.last_digest and not h.position.index) for h in hellos)
+
+    @property
     def latest(self) -> int:
         return max(greeting.arrival for greeting in self.greetings.values())
 

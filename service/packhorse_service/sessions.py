@@ -103,8 +103,13 @@ class StreamSession:
         if round_ != self._round:
             return []
         self.supply.made(step)
-        diverged = self.roster.diverged(step, self._num_microbatches) if step is not None else None
-        return self.fail(diverged, ErrorCode.DIVERGED) if diverged else self._pump(now)
+        return self._diverged() or self._pump(now)
+
+    def _diverged(self) -> list[Effect]:
+        """Compare every step that is held with what readers say they were handed."""
+        found = (self.roster.diverged(step, self._num_microbatches) for step in self.supply.steps.values())
+        diverged = next(filter(None, found), None)
+        return self.fail(diverged, ErrorCode.DIVERGED) if diverged else []
 
     def restored(self, round_: int, now: float) -> list[Effect]:
         """The stream stands where ``Restore`` asked."""
@@ -201,8 +206,8 @@ class StreamSession:
         lowest = formation.lowest
         # A new attempt that begins elsewhere may have other data in mind: its snapshot tells.
         if self.supply.holds(lowest.step) and (formation.attempt or lowest.step == 0):
-            return self._welcome_all(now)
-        return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation)
+            return self._diverged() or self._welcome_all(now)
+        return self._restore(0, None) if formation.compared_from == 0 else self._ask_for_snapshot(formation)
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
         self._round += 1
@@ -215,7 +220,7 @@ class StreamSession:
             return self.fail(
                 f"no reader holds a snapshot at or below {tuple(formation.lowest)}: nothing to resume from"
             )
-        step = max(held)
+        step = max((step for step in held if step <= formation.compared_from), default=max(held))
         if len(held[step]) > 1:
             return self.fail(f"readers hold different snapshots before step {step}: their checkpoints differ")
         ((digest, greeting),) = held[step].items()

@@ -33,12 +33,11 @@ class Job:
 
     def start(self, *arguments: str, of_rank: Mapping[int, Sequence[str]] | None = None) -> None:
         """Start every rank; ``of_rank`` adds arguments to some."""
-        self.jobs.append(
-            [
-                self.launcher.tap(relay.endpoint, rank, self.truth.layout, *arguments, *(of_rank or {}).get(rank, ()))
-                for rank, relay in self.relays.items()
-            ]
-        )
+        self.jobs.append([self._start(rank, [*arguments, *(of_rank or {}).get(rank, ())]) for rank in self.relays])
+
+    def _start(self, rank: int, arguments: Sequence[str]) -> RunningTap:
+        endpoint, layout = self.relays[rank].endpoint, self.truth.layout
+        return self.launcher.tap(endpoint, rank, layout, *arguments, pairs=bool(self.truth.stored))
 
     def checkpoint(self) -> Path | None:
         """A copy of the last state that every rank has saved; none before the first step."""

@@ -20,6 +20,7 @@ from packhorse.wire import Ack, Batch, End, Hello, Message, Welcome, decode
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
 DEADLINE_S = 30.0
+BUFFER_BYTES = 1 << 16  # a relay holds little itself: where one end does not read, the other notices soon
 
 
 class Way(Enum):
@@ -208,6 +209,7 @@ class Relay:
         self.links: list[Link] = []
         self.pause_s = 0.0  # before each message
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)  # what it accepts inherits it
         self.endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -228,10 +230,14 @@ class Relay:
         if self.target is None:
             return None
         host, _, port = self.target.removeprefix("tcp://").partition(":")
+        server = socket.socket()
         try:
-            return socket.create_connection((host, int(port)), timeout=None)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            server.connect((host, int(port)))
         except OSError:
+            server.close()
             return None
+        return server
 
     @property
     def link(self) -> Link:

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packhorse.wire import ErrorCode, ServerError, Wait, WaitReason
-from tests.faults.job import Job
-from tests.faults.oracle import check_rows
+from packhorse.wire import Batch, ErrorCode, ServerError, Wait, WaitReason
+from tests.faults.job import Job, job_of
 from tests.faults.processes import Launcher
-from tests.faults.relay import Relay, Seen, Wire
+from tests.faults.relay import Seen
 from tests.faults.truth import Truth, write_feed
 from tests.harness import wait_until
 from tests.service.corpus import write_shard
@@ -95,19 +94,13 @@ def test_a_rank_that_stands_still_behind_a_full_pipe(wide: Truth, launcher: Laun
     """No heartbeat gets through to it. The other is sent away and comes back; what waits here arrives in order."""
     trainer = tmp_path / "trainer.yaml"
     trainer.write_text("window: 256\n")
-    server, wire = launcher.serve(wide.config), Wire()
-    relay = Relay(0, wire, server.endpoint)
-    endpoints = {0: relay.endpoint, 1: server.endpoint}
-    options = ["--trainer", str(trainer), "--delay", "0.01"]
-    taps = [launcher.tap(endpoint, rank, wide.layout, *options, pairs=False) for rank, endpoint in endpoints.items()]
-    taps[1].wait_taken(1)
-    taps[1].signal(signal.SIGSTOP)
-    wait_until(lambda: unread_bytes(server.endpoint) > FULL, "a full pipe")
-    wire.hold(is_told_to_rejoin)
-    wire.release()
-    taps[1].signal(signal.SIGCONT)
-    for tap in taps:
-        assert tap.exit_code() == 0, tap.last_words()
-    relay.close()
-    assert server.exit_code() == 0
-    check_rows(wide, taps)
+    with job_of(wide, launcher) as job:
+        job.start("--trainer", str(trainer))
+        job.wire.hold(lambda seen: seen.rank == 1 and isinstance(seen.message, Batch))
+        job.taps[1].signal(signal.SIGSTOP)
+        job.wire.release()
+        wait_until(lambda: unread_bytes(job.server.endpoint) > FULL, "a full pipe")
+        job.wire.hold(is_told_to_rejoin)
+        job.wire.release()
+        job.taps[1].signal(signal.SIGCONT)
+        job.finish()

@@ -11,8 +11,9 @@ from packhorse.microbatch import Position
 from packhorse.session import State
 from packhorse.wire import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.attempt import Phase
+from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.sessions import TRANSITIONS, Send
-from tests.protocol.network import Network, undisturbed
+from tests.protocol.network import CONTRACT, LAYOUT, STEPS, Network, Stream, row_of, undisturbed
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)
 
@@ -135,6 +136,34 @@ def test_a_restarted_server_that_makes_other_rows_is_found_out() -> None:
     for client in network.clients.values():
         assert isinstance(client.error, ServerFailed)
         assert "REPLAY_DIVERGED" in str(client.error)
+
+
+class OtherData(Stream):
+    """The same shape, with other ids in every row."""
+
+    def next_step(self) -> FramedStep | None:
+        made = super().next_step()
+        if made is None:
+            return None
+        rows = [[row_of(made.step + 50, rank, index) for index in range(2)] for rank in range(LAYOUT.data)]
+        return frame_step(made.step, rows, made.snapshot, CONTRACT, LAYOUT, with_keys=False)
+
+
+@pytest.mark.parametrize("behind", range(3))
+@pytest.mark.parametrize("count", range(1, 2 * STEPS))
+def test_other_data_is_found_out_wherever_the_readers_stand(count: int, behind: int) -> None:
+    """Also where all stand at the end of a step: the row compared is of the step before. Nothing of it is taken."""
+    network = Network()
+    meet(network)
+    wanted = {FIRST: count, SECOND: max(count - behind, 0)}
+    while any(len(network.clients[at].taken) < wanted[at] for at in wanted):
+        network.turn(*(at for at in wanted if len(network.clients[at].taken) < wanted[at]))
+    network.restart_server()
+    network.server.stream = OtherData()
+    network.settle()
+    for at, client in network.clients.items():
+        assert "REPLAY_DIVERGED" in str(client.error)
+        assert taken(network, at) == undisturbed(at)[: wanted[at]]
 
 
 def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
