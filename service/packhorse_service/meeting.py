@@ -75,30 +75,33 @@ class Meeting:
 
     readers: frozenset[Coordinates]
     _arrivals: int = 0
-    _returning: dict[Coordinates, Greeting] = field(default_factory=dict)
+    # By attempt: a process of an attempt that is over must not stand in for one of the attempt that returns.
+    _returning: dict[bytes, dict[Coordinates, Greeting]] = field(default_factory=dict)
     _beginning: dict[Coordinates, Greeting] = field(default_factory=dict)
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
-        """Remember a HELLO; returns another process's that it replaces."""
+        """Remember a HELLO; returns another process's that it replaces: the same reader, by the same rule."""
         self._arrivals += 1
         # A little before it gives up by itself, so that it hears the reason.
         until = now + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
         greeting = Greeting(peer, hello, self._arrivals, until)
+        for rule in self._rules():
+            if (known := rule.get(hello.reader)) and known.hello.client == hello.client:
+                del rule[hello.reader]  # what it said before does not hold any more
+        rules = [self._returning.setdefault(hello.attempt, {})] if hello.attempt != NO_ATTEMPT else []
+        rules += [] if hello.has_handed_out else [self._beginning]
         replaced = None
-        for applies, rule in (
-            (hello.attempt != NO_ATTEMPT, self._returning),
-            (not hello.has_handed_out, self._beginning),
-        ):
-            if applies:
-                earlier = rule.get(hello.reader)
-                if earlier is not None and earlier.hello.client != hello.client:
-                    replaced = earlier
-                rule[hello.reader] = greeting
+        for rule in rules:
+            replaced = rule.get(hello.reader, replaced)
+            rule[hello.reader] = greeting
         return replaced
+
+    def _rules(self) -> list[dict[Coordinates, Greeting]]:
+        return [self._beginning, *self._returning.values()]
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
-        for rule in (self._returning, self._beginning):
+        for rule in self._rules():
             for reader in [r for r, greeting in rule.items() if greeting.peer == peer]:
                 del rule[reader]
 
@@ -108,12 +111,17 @@ class Meeting:
         self._beginning.clear()
 
     def present(self) -> dict[Coordinates, Greeting]:
-        """Every reader that has said HELLO and waits."""
-        return {**self._beginning, **self._returning}
+        """Every reader that has said HELLO and waits: the latest process of each."""
+        return {greeting.hello.reader: greeting for greeting in self.waiting()}
+
+    def waiting(self) -> list[Greeting]:
+        """Every process that has said HELLO and waits, the latest last."""
+        by_peer = {greeting.peer: greeting for rule in self._rules() for greeting in rule.values()}
+        return sorted(by_peer.values(), key=lambda greeting: greeting.arrival)
 
     def overdue(self, now: float) -> bool:
         """Whether one that waits would give up about now."""
-        return any(now >= greeting.until_s for greeting in self.present().values())
+        return any(now >= greeting.until_s for greeting in self.waiting())
 
     def missing(self) -> list[Coordinates]:
         return sorted(self.readers - self.present().keys())
@@ -125,9 +133,9 @@ class Meeting:
         that the others' attempt is over for it. Where no such process is, both lists are the same.
         """
         complete = []
-        if self._complete(self._returning) and _same(g.hello.attempt for g in self._returning.values()):
-            attempt = next(iter(self._returning.values())).hello.attempt
-            complete.append(Formation(attempt, dict(self._returning)))
+        for attempt, rule in self._returning.items():
+            if self._complete(rule):
+                complete.append(Formation(attempt, dict(rule)))
         if self._complete(self._beginning) and _same(_begins_at(g.hello) for g in self._beginning.values()):
             complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
         return max(complete, key=lambda formation: formation.latest, default=None)

@@ -26,7 +26,7 @@ def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
     if session.phase is not Phase.RESTORING:
         reason = WaitReason.READERS
         whom = _names(session, session.meeting.missing()) or session.meeting.disagreement()
-    for greeting in session.meeting.present().values():
+    for greeting in session.meeting.waiting():
         if session.phase is Phase.WELCOMING and session.roster.of(greeting.peer) is not None:
             continue  # it has its WELCOME: below
         yield greeting.peer, _wait(session, reason, whom, since)

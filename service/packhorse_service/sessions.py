@@ -129,7 +129,7 @@ class StreamSession:
     def fail(self, message: str, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """The stream cannot go on: tell everybody, now and whenever they ask again."""
         self.failure = message
-        present = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.present().values()}
+        present = {reader.peer for reader in self.roster} | {g.peer for g in self.meeting.waiting()}
         self._told = present - {b""}
         return [self._error(peer, code, message, fatal=True) for peer in sorted(self._told)]
 
@@ -158,7 +158,7 @@ class StreamSession:
         """The deadline of those that wait: refuse them all, in the same words."""
         violations = self._dismissal.violations(self.meeting.missing(), self.meeting.disagreement())
         reject = Reject(stream=self.offer.stream, violations=violations)
-        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.present().values()]
+        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.waiting()]
         self.meeting.clear()
         self._dismissal.clear()
         return told
@@ -291,7 +291,7 @@ class StreamSession:
         return list(self._send_to(reader, now))
 
     def _unknown(self, peer: bytes) -> list[Effect]:
-        if any(greeting.peer == peer for greeting in self.meeting.present().values()):
+        if any(greeting.peer == peer for greeting in self.meeting.waiting()):
             return []  # it has said HELLO since, and waits
         return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
 

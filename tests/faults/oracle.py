@@ -69,7 +69,7 @@ def check_whole_run(truth: Truth, taps: Iterable[RunningTap]) -> None:
 
 def check_same_attempts(jobs: Sequence[Sequence[RunningTap]]) -> None:
     """The ranks of a job, started together, were in one attempt, and the next job in another."""
-    names = []
+    names: list[str] = []
     for job in jobs:
         attempts = {row["attempt"] for tap in job for row in tap.rows()}
         assert len(attempts) <= 1, f"ranks that were started together met in attempts {attempts}"

@@ -42,13 +42,13 @@ def test_shards_rewritten_with_the_same_names_and_sizes(tmp_path: Path, launcher
         assert job.server.exit_code() == 1
 
 
-def texts(folder: Path, **settings: object) -> Path:
+def texts(folder: Path) -> Path:
     """Documents, and a tokenizer for them."""
     lines = ((f"{i}.txt", f"the pack horse carries pack {i} to the trainers".encode()) for i in range(300))
     write_tar(folder / "texts.tar", lines)
     save_tiny_tokenizer(folder / "tokenizer.json")
     contract = {"vocab_size": 300}
-    return write_feed(folder, sources=TEXTS, tokenizer="tokenizer.json", contract=contract, **settings)
+    return write_feed(folder, sources=TEXTS, tokenizer="tokenizer.json", contract=contract)
 
 
 def test_a_tokenizer_swapped_for_another_of_the_same_size(tmp_path: Path, launcher: Launcher) -> None:

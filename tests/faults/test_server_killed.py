@@ -12,7 +12,7 @@ import pytest
 from packhorse.wire import Ack, Batch, End, Give, Message, Snapshot, Welcome
 from tests.faults.job import Job, job_of
 from tests.faults.oracle import check_whole_run
-from tests.faults.processes import Launcher
+from tests.faults.processes import Launcher, RunningServer
 from tests.faults.relay import Seen
 from tests.faults.truth import Truth
 
@@ -140,7 +140,7 @@ def test_restarted_elsewhere_behind_a_name_of_the_file_system(short: Truth, laun
         assert servers[-1].endpoint
         part.replace(name)
 
-    servers = []
+    servers: list[RunningServer] = []
     serve("one")
     taps = [launcher.tap(f"ipc://{name}", rank, short.layout, "--delay", "0.01") for rank in short.digests]
     for tap in taps:

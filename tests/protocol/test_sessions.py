@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from packhorse.contract import BatchContract
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.layout import Coordinates
 from packhorse.microbatch import Position
+from packhorse.session import Send as ClientSend
 from packhorse.session import State
 from packhorse.wire import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.attempt import Phase
@@ -211,6 +214,34 @@ def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
     for at in list(network.clients):
         network.cut(at, noticed=False)
         network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)
+
+
+@pytest.mark.parametrize("order", list(permutations(["zombie", FIRST, SECOND])))
+def test_a_process_of_an_attempt_that_is_over_stops_nobody_where_the_server_is_replaced(
+    order: tuple[str | Coordinates, ...],
+) -> None:
+    network = Network()
+    meet(network)
+    for _ in range(8):
+        network.turn(FIRST, SECOND)
+    zombie = network.clients[FIRST].session
+    for at in list(network.clients):
+        network.restart_client(at)
+    meet(network)
+    for _ in range(4):
+        network.turn(FIRST, SECOND)
+    assert all(client.taken for client in network.clients.values())
+    network.restart_server()
+    for who in order:
+        if isinstance(who, Coordinates):
+            network.connect(who)
+            network.deliver_to_server(who)
+        else:
+            (_, hello) = zombie.connected()
+            assert isinstance(hello, ClientSend)
+            network.server_effects(network.server.session.receive(b"zombie", hello.message, (), 0.0))
     network.settle()
     assert_all_got_everything(network)
 

@@ -32,7 +32,7 @@ class FaultyFile(io.FileIO):
         while (FAULTS / "hold").exists():
             (FAULTS / f"held-{os.getpid()}").touch()
             time.sleep(0.01)
-        read: int = super().readinto(buffer)  # type: ignore[assignment]
+        read: int = super().readinto(buffer)
         return read
 
 
