@@ -22,9 +22,10 @@ class Job:
     launcher: Launcher
     truth: Truth
     wire: Wire
-    relays: Mapping[int, Relay]
+    relays: dict[int, Relay]
     server: RunningServer
     jobs: list[list[RunningTap]] = field(default_factory=list)  # each start of all ranks
+    left_behind: list[Relay] = field(default_factory=list)  # of processes that outlive their job
 
     @property
     def taps(self) -> list[RunningTap]:
@@ -34,10 +35,18 @@ class Job:
     def start(self, *arguments: str, of_rank: Mapping[int, Sequence[str]] | None = None) -> None:
         """Start every rank; ``of_rank`` adds arguments to some."""
         self.jobs.append([self._start(rank, [*arguments, *(of_rank or {}).get(rank, ())]) for rank in self.relays])
+        self.wire.hopeless = lambda: not all(tap.alive for tap in self.taps)
 
     def _start(self, rank: int, arguments: Sequence[str]) -> RunningTap:
         endpoint, layout = self.relays[rank].endpoint, self.truth.layout
         return self.launcher.tap(endpoint, rank, layout, *arguments, pairs=bool(self.truth.stored))
+
+    def leave_behind(self, rank: int) -> tuple[RunningTap, Relay]:
+        """The running process of a rank keeps its relay; the rank's next process gets another."""
+        relay = self.relays[rank]
+        self.left_behind.append(relay)
+        self.relays[rank] = Relay(rank, self.wire, relay.target)
+        return self.taps[rank], relay
 
     def checkpoint(self) -> Path | None:
         """A copy of the last state that every rank has saved; none before the first step."""
@@ -100,5 +109,5 @@ def job_of(truth: Truth, launcher: Launcher, config: Path | None = None) -> Iter
         yield job
     finally:
         wire.release()
-        for relay in relays.values():
+        for relay in (*relays.values(), *job.left_behind):
             relay.close()

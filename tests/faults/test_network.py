@@ -9,6 +9,7 @@ import pytest
 from tests.faults.job import Job, job_of
 from tests.faults.processes import Launcher
 from tests.faults.relay import Way
+from tests.faults.scenarios import cut_then_killed
 from tests.faults.truth import Truth
 
 
@@ -52,3 +53,7 @@ def test_a_connection_that_is_cut_again_and_again(job: Job) -> None:
             tap.wait_taken(taken + tap.rank)
             job.relays[tap.rank].cut()
     job.finish()
+
+
+def test_cut_with_rows_on_the_way_then_the_server_killed(job: Job) -> None:
+    cut_then_killed(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults.job import Job
-from tests.faults.oracle import check_served_right
+from tests.faults.scenarios import zombie_of_an_older_attempt
 
 
 def test_half_of_the_ranks_led_to_another_server_meet_there_again(job: Job) -> None:
@@ -34,23 +34,4 @@ def test_half_of_the_ranks_on_each_of_two_servers_are_refused_with_who_is_missin
 
 def test_a_restart_loop_from_one_checkpoint_with_a_zombie_of_the_first_attempt(job: Job) -> None:
     """The zombie is handed nothing of another attempt, and stops nobody, also where the server is replaced."""
-    job.start("--delay", "0.01")
-    job.wait_taken(9)
-    checkpoint, zombie = job.checkpoint(), job.taps[0]
-    job.taps[1].kill()
-    zombies = [zombie]
-    for turn in range(3):
-        job.start("--delay", "0.01", "--resume", str(checkpoint))
-        job.wait_taken(4 + turn)
-        if turn == 1:
-            job.replace_server(job.serve())
-            job.wait_taken(8)
-        assert zombie.alive
-        if turn < 2:
-            for tap in job.taps:
-                tap.kill()
-    for tap in job.taps:
-        assert tap.exit_code() == 0, tap.last_words()
-    check_served_right(job.truth, zombies)
-    zombie.kill()
-    job.check()
+    zombie_of_an_older_attempt(job)
