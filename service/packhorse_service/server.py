@@ -32,6 +32,7 @@ from packhorse_service.notices import describe
 from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import Pipeline
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
+from packhorse_service.socket_file import SocketFile
 
 __all__ = ["Server"]
 
@@ -44,6 +45,7 @@ HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
+PRODUCER_S = 1.0  # it may be waiting for a read that never returns
 REPORT_S = 10.0
 
 
@@ -142,6 +144,7 @@ class Server:
         self._context = zmq.Context()
         self._socket = self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._socket_file = SocketFile.of(self.endpoint)
 
     def _bind(self, listen: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -294,8 +297,10 @@ class Server:
         self._producer.requests.put(None)
         self._socket.close()
         self._context.term()
+        if self._socket_file is not None:
+            self._socket_file.remove()
         self._bell.close()
-        self._producer.join(timeout=2)
+        self._producer.join(timeout=PRODUCER_S)
         self._ear.close()
 
 

@@ -35,7 +35,10 @@ class Job:
     def start(self, *arguments: str, of_rank: Mapping[int, Sequence[str]] | None = None) -> None:
         """Start every rank; ``of_rank`` adds arguments to some."""
         self.jobs.append([self._start(rank, [*arguments, *(of_rank or {}).get(rank, ())]) for rank in self.relays])
-        self.wire.hopeless = lambda: not all(tap.alive for tap in self.taps)
+        self.wire.hopeless = self._ended
+
+    def _ended(self) -> str:
+        return "; ".join(f"rank {tap.rank} has ended: {tap.last_words()}" for tap in self.taps if not tap.alive)
 
     def _start(self, rank: int, arguments: Sequence[str]) -> RunningTap:
         endpoint, layout = self.relays[rank].endpoint, self.truth.layout

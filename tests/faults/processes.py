@@ -52,6 +52,10 @@ class Running:
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(word) for word in listed.split()]
 
+    def loaders(self) -> list[int]:
+        """Its loader processes; Python's own resource tracker is none."""
+        return [pid for pid in self.children() if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
 
 @dataclass
 class RunningServer(Running):

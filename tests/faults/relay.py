@@ -97,7 +97,7 @@ class Wire:
     acked: dict[int, Position] = field(default_factory=dict)
     held: bool = False
     messages: int = 0
-    hopeless: Callable[[], bool] = lambda: False  # nobody is left who could send anything
+    hopeless: Callable[[], str] = lambda: ""  # why what is waited for will not come
     _stop_at: Callable[[Seen], bool] | None = None
 
     def hold(self, stop_at: Callable[[Seen], bool]) -> None:
@@ -106,7 +106,7 @@ class Wire:
         with self.changed:
             self._stop_at = stop_at
             while not self.changed.wait_for(lambda: self.held, 0.1):
-                assert not self.hopeless(), "a rank has ended before the moment to hold the wire"
+                assert not self.hopeless(), f"before the moment to hold the wire: {self.hopeless()}"
                 assert time.monotonic() < end, f"the moment to hold the wire did not come within {DEADLINE_S:g} s"
 
     def hold_after(self, messages: int) -> None:

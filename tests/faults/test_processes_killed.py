@@ -93,7 +93,7 @@ def held_loader(job: Job, faults: Path) -> int:
     wait_until(lambda: any(faults.glob("held-*")), "a read in a loader")
     (held, *_) = faults.glob("held-*")
     pid = int(held.name.removeprefix("held-"))
-    assert pid in job.server.children()
+    assert pid in job.server.loaders()
     return pid
 
 
