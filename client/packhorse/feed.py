@@ -37,6 +37,7 @@ from packhorse.wire import decode, encode
 __all__ = ["Feed", "FeedStats"]
 
 KEEP_ALIVE_S = 1.0
+END_WAIT_S = 30.0  # how long a reader that has ended stays until all others have
 
 
 class Feed(Iterator[MicroBatch]):
@@ -237,7 +238,7 @@ class Feed(Iterator[MicroBatch]):
 
 def _shut(connection: _Connection, thread: threading.Thread) -> None:
     connection.stop()
-    thread.join(timeout=5)
+    thread.join(timeout=END_WAIT_S + 5)
 
 
 class _Connection:
@@ -252,12 +253,20 @@ class _Connection:
         self.last_asked = time.monotonic()
         self.leaving = False
         self._stopping = False
+        self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint)
 
     def stop(self) -> None:
+        self._leave_by = time.monotonic() + END_WAIT_S
         self._stopping = True
         self.ring()
+
+    @property
+    def _needed(self) -> bool:
+        """Whether the others may still need this reader, which has ended: a new server meets all or none."""
+        waits = self.session.state is State.ENDED and not self.session.released
+        return waits and time.monotonic() < self._leave_by
 
     def ring(self) -> None:
         """Wake the thread: there is something to say."""
@@ -278,7 +287,7 @@ class _Connection:
 
     def _work(self) -> None:
         next_keep_alive = 0.0
-        while not self._stopping:
+        while not self._stopping or self._needed:
             rung = self._dealer.wait(KEEP_ALIVE_S)
             self._watch()
             self._read()

@@ -7,6 +7,9 @@ No socket, clock or thread is here: ``feed`` owns them and calls in. The transit
               ▲  HELLO       │                       │
               └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
 
+A reader that has ENDED still says HELLO and gives its snapshots, until it leaves: the others cannot meet
+without it. The server tells it by END once more that they have all ended too, or left.
+
 The client hands out only its position: a lower one is a duplicate and dropped, a higher one makes it say
 HELLO again, a frame of another attempt is dropped. What was received and not handed out is dropped when
 HELLO is said, so that no micro-batch of one attempt can be taken while the next one forms.
@@ -128,6 +131,7 @@ class ClientSession:
     snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
     waiting: Wait | None = None  # what the server said last, until something arrives
     warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
+    released: bool = False  # no other reader needs this one any more
 
     def __post_init__(self) -> None:
         self.position = self.expected = self.start
@@ -186,16 +190,19 @@ class ClientSession:
     # The connection ----------------------------------------------------------------------------------
 
     def connected(self) -> list[Effect]:
-        """A connection is up: say HELLO, unless there is nothing left to ask for."""
-        if self.state is State.ENDED:
-            return [Send(self.ack(0.0))]
+        """A connection is up: say HELLO."""
         return [] if self.state is State.FAILED else self._greet()
 
     def _greet(self) -> list[Effect]:
+        if self.state is State.ENDED:
+            return [Send(self._hello())]
         self.state = State.GREETING
         self.expected = self.position
+        return [Forget(), Send(self._hello())]
+
+    def _hello(self) -> Hello:
         who = self.identity
-        hello = Hello(
+        return Hello(
             min_version=PROTOCOL_VERSION,
             max_version=PROTOCOL_VERSION,
             stream=who.stream,
@@ -212,7 +219,6 @@ class ClientSession:
             window=who.window,
             patience_s=who.patience_s,
         )
-        return [Forget(), Send(hello)]
 
     def ack(self, idle_s: float) -> Ack:
         """Everything before ``position`` was handed out."""
@@ -304,6 +310,20 @@ class ClientSession:
             return [Send(self.bye()), *self._fail(ServerFailed(message.message))]
         return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
+    def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
+        """The others go on; this reader has taken all."""
+        return [Send(self.ack(0.0))] if message.attempt == self.attempt else []
+
+    def _error_at_end(self, message: ServerError, _extra: Frames) -> list[Effect]:
+        """Nothing is owed to this reader any more; what can be mended is."""
+        if message.fatal:
+            return self._release(message, ())
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
+
+    def _release(self, _message: Message, _extra: Frames) -> list[Effect]:
+        self.released = True
+        return []
+
     def _fail(self, error: PackhorseError) -> list[Effect]:
         self.state = State.FAILED
         return [Fail(error)]
@@ -339,5 +359,10 @@ TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.STREAMING, Reject): ClientSession._reject,
     (State.STREAMING, Give): ClientSession._give,
     **{(State.ENDED, kind): ClientSession._ignore for kind in FROM_SERVER},
+    (State.ENDED, Welcome): ClientSession._welcome_back,
+    (State.ENDED, Give): ClientSession._give,
+    (State.ENDED, ServerError): ClientSession._error_at_end,
+    (State.ENDED, End): ClientSession._release,
+    (State.ENDED, Reject): ClientSession._release,
     **{(State.FAILED, kind): ClientSession._ignore for kind in FROM_SERVER},
 }

@@ -194,7 +194,7 @@ class StreamSession:
         self.roster.move(reader, peer)
         self.roster.acknowledge(reader, hello.position)
         reader.sent, reader.heard_s, reader.left = hello.position, now, False
-        return [self._welcome(reader), *self._pump(now)]
+        return [self._welcome(reader), *self._end_again(reader), *self._pump(now)]
 
     # Forming -----------------------------------------------------------------------------------------
 
@@ -295,12 +295,12 @@ class StreamSession:
             return []  # it has said HELLO since, and waits
         return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
 
-    def _bye(self, peer: bytes, _message: Bye, _extra: Frames, _now: float) -> list[Effect]:
+    def _bye(self, peer: bytes, _message: Bye, _extra: Frames, now: float) -> list[Effect]:
         self.meeting.forget(peer)
         reader = self.roster.of(peer)
         if reader is not None:
             reader.left = True
-        return []
+        return self._end_if_all_have_ended(now)
 
     # Delivering --------------------------------------------------------------------------------------
 
@@ -319,9 +319,22 @@ class StreamSession:
         floor = self.roster.floor
         self.supply.release(floor.step)
         effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
-        if self.supply.end is not None and floor.step > self.supply.end:
-            self._enter(Phase.ENDED, now)
-        return effects + self._ask_for_step()
+        return effects + self._end_if_all_have_ended(now) + self._ask_for_step()
+
+    def _end_if_all_have_ended(self, now: float) -> list[Effect]:
+        """Where everybody has taken END or left, those that stay for the others' sake hear that they may leave."""
+        end = self.supply.end
+        if self.phase is not Phase.RUNNING or end is None:
+            return []
+        if not all(reader.left or reader.acked.step > end for reader in self.roster):
+            return []
+        self._enter(Phase.ENDED, now)
+        return [again for reader in self.roster if reader.peer and not reader.left for again in self._end_again(reader)]
+
+    def _end_again(self, reader: Reader) -> list[Effect]:
+        end = self.supply.end if self.phase is Phase.ENDED else None
+        again = End(stream=self.offer.stream, attempt=self.attempt, position=Position(end or 0, 0))
+        return [] if end is None else [Send(reader.peer, again)]
 
     def _send_to(self, reader: Reader, now: float) -> Iterator[Effect]:
         while reader.peer and self._in_flight(reader) < reader.window:

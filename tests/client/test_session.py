@@ -144,6 +144,8 @@ GIVE = Give(stream="train", step=1, digest=digest_of(snapshot_before(1)))
 AT = Position(1, 0)  # where a session stands that has handed out one step
 HELLO_AGAIN = ["Forget", "Send Hello"]
 
+AT_THE_END = (EXAMPLES["REJECT"], EXAMPLES["WAIT"], error(fatal=True), batch(AT), end(AT))
+
 TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.GREETING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
     (State.GREETING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
@@ -163,20 +165,12 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.STREAMING, error(ErrorCode.DIVERGED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
     (State.STREAMING, batch(AT), State.STREAMING, ["Deliver"]),
     (State.STREAMING, end(AT), State.STREAMING, ["Finish"]),
-    *(
-        (state, message, state, [])
-        for state in (State.ENDED, State.FAILED)
-        for message in (
-            welcome(),
-            EXAMPLES["REJECT"],
-            GIVE,
-            EXAMPLES["WAIT"],
-            error(),
-            error(fatal=True),
-            batch(AT),
-            end(AT),
-        )
-    ),
+    (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
+    (State.ENDED, GIVE, State.ENDED, ["Send Snapshot"]),
+    (State.ENDED, error(ErrorCode.HELLO), State.ENDED, ["Send Hello"]),
+    (State.ENDED, error(ErrorCode.REJOIN), State.ENDED, ["Reconnect"]),
+    *((State.ENDED, message, State.ENDED, []) for message in AT_THE_END),
+    *((State.FAILED, message, State.FAILED, []) for message in (welcome(), GIVE, error(), *AT_THE_END)),
 ]
 
 
@@ -278,10 +272,31 @@ def test_hello_is_said_at_the_position_of_the_loop_and_not_of_what_was_received(
     assert greeting(session).position == session.expected == Position(0, 1)
 
 
-def test_a_reader_that_has_ended_only_acknowledges() -> None:
+def test_a_reader_that_has_ended_still_says_hello_behind_the_end() -> None:
+    """A server that takes another's place needs it to meet the others."""
     session = session_in(State.ENDED, taken=2)
-    assert sent(session.connected()) == [Ack(stream="train", attempt=ATTEMPT, position=Position(1, 0), idle_s=0.0)]
+    (hello,) = sent(session.connected())
+    assert isinstance(hello, Hello)
+    assert (hello.attempt, hello.position) == (ATTEMPT, Position(1, 0))
     assert session.state is State.ENDED
+
+
+@pytest.mark.parametrize(
+    ("message", "released"),
+    [
+        (end(Position(0, 1)), True),
+        (error(fatal=True), True),
+        (EXAMPLES["REJECT"], True),
+        (EXAMPLES["WAIT"], False),
+        (error(), False),
+        (welcome(), False),
+    ],
+)
+def test_it_is_needed_until_the_end_is_said_again_or_nothing_can_be_mended(message: Message, released: bool) -> None:
+    session = session_in(State.ENDED, taken=2)
+    assert not session.released
+    session.receive(message, [])
+    assert session.released is released
 
 
 def test_a_reader_that_has_failed_says_nothing() -> None:

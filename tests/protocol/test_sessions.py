@@ -218,6 +218,33 @@ def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
     assert_all_got_everything(network)
 
 
+def test_who_has_ended_stays_until_all_have_also_where_the_server_is_replaced_between_two_ends() -> None:
+    network = Network()
+    meet(network)
+    first, second = network.clients[FIRST], network.clients[SECOND]
+    while first.session.state is not State.ENDED:
+        network.turn(FIRST, *([SECOND] if len(second.taken) < 2 * STEPS else []))
+    assert second.session.state is State.STREAMING
+    assert not first.session.released
+    network.restart_server()
+    network.settle()
+    assert_all_got_everything(network)
+    assert first.session.released
+    assert second.session.released
+
+
+def test_who_has_ended_need_not_stay_for_one_that_has_left() -> None:
+    network = Network()
+    meet(network)
+    first, second = network.clients[FIRST], network.clients[SECOND]
+    while first.session.state is not State.ENDED:
+        network.turn(FIRST, *([SECOND] if len(second.taken) < 2 * STEPS else []))
+    second.to_server.append([encode(second.session.bye())])
+    for _ in range(4):
+        network.turn()
+    assert first.session.released
+
+
 @pytest.mark.parametrize("order", list(permutations(["zombie", FIRST, SECOND])))
 def test_a_process_of_an_attempt_that_is_over_stops_nobody_where_the_server_is_replaced(
     order: tuple[str | Coordinates, ...],
