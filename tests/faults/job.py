@@ -38,7 +38,9 @@ class Job:
         self.wire.hopeless = self._ended
 
     def _ended(self) -> str:
-        return "; ".join(f"rank {tap.rank} has ended: {tap.last_words()}" for tap in self.taps if not tap.alive)
+        """Which ranks have ended by themselves, and why."""
+        ended = (tap for tap in self.taps if not tap.alive and tap.process.returncode >= 0)
+        return "; ".join(f"rank {tap.rank} has ended: {tap.last_words()}" for tap in ended)
 
     def _start(self, rank: int, arguments: Sequence[str]) -> RunningTap:
         endpoint, layout = self.relays[rank].endpoint, self.truth.layout

@@ -51,11 +51,8 @@ def leaves(server: RunningServer, number: signal.Signals, socket: Path) -> None:
     assert not socket.exists()
 
 
-@pytest.mark.parametrize("number", POLITE, ids=str)
-def test_a_server_that_waits_for_its_readers(
-    short: Truth, slow: Launcher, tmp_path: Path, number: signal.Signals
-) -> None:
-    leaves(serve(short, slow, tmp_path / "s"), number, tmp_path / "s")
+def test_a_server_that_waits_for_its_readers(short: Truth, slow: Launcher, tmp_path: Path) -> None:
+    leaves(serve(short, slow, tmp_path / "s"), signal.SIGINT, tmp_path / "s")
 
 
 @pytest.mark.parametrize("number", POLITE, ids=str)
@@ -72,15 +69,12 @@ def test_a_server_in_the_middle_of_a_run(short: Truth, slow: Launcher, tmp_path:
         tap.exit_code(EXIT_S)
 
 
-@pytest.mark.parametrize("number", POLITE, ids=str)
-def test_a_server_whose_loaders_are_stuck_in_a_read(
-    short: Truth, slow: Launcher, tmp_path: Path, faults: Path, number: signal.Signals
-) -> None:
+def test_a_server_whose_loaders_are_stuck_in_a_read(short: Truth, slow: Launcher, tmp_path: Path, faults: Path) -> None:
     """As on a file system that does not answer."""
     (faults / "hold").touch()
     server = serve(short, slow, tmp_path / "s")
     wait_until(lambda: any(faults.glob("held-*")), "a read that stalls")
-    leaves(server, number, tmp_path / "s")
+    leaves(server, signal.SIGINT, tmp_path / "s")
 
 
 def test_a_server_whose_loaders_stand_still(short: Truth, slow: Launcher, tmp_path: Path, faults: Path) -> None:

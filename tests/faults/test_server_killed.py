@@ -16,7 +16,7 @@ from tests.faults.processes import Launcher, RunningServer
 from tests.faults.relay import Seen
 from tests.faults.truth import Truth
 
-KILLS = 24
+KILLS = 22
 EARLY = 4  # of them while the attempt returns
 
 
