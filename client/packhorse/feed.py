@@ -181,7 +181,11 @@ class Feed(Iterator[MicroBatch]):
         return self._connection.session.warnings
 
     def close(self) -> None:
-        """Say BYE and stop the thread."""
+        """Say BYE and stop the thread.
+
+        At the end of the stream it first waits, half a minute at most, until all other readers have ended or left:
+        a server that takes another's place needs every reader to tell any of them the end.
+        """
         self._connection.leaving = True
         self._finalizer()
 
