@@ -21,9 +21,10 @@ from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forg
 from packhorse.views import view_microbatch
 from packhorse.wire import decode, encode
 
-__all__ = ["Connection"]
+__all__ = ["END_WAIT_S", "Connection"]
 
 KEEP_ALIVE_S = 1.0
+END_WAIT_S = 30.0  # how long a reader that has ended stays until all others have
 
 
 class Connection:
@@ -38,12 +39,20 @@ class Connection:
         self.last_asked = time.monotonic()
         self.leaving = False
         self._stopping = False
+        self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint)
 
     def stop(self) -> None:
+        self._leave_by = time.monotonic() + END_WAIT_S
         self._stopping = True
         self.ring()
+
+    @property
+    def _needed(self) -> bool:
+        """Whether the others may still need this reader, which has ended: a new server meets all or none."""
+        waits = self.session.state is State.ENDED and not self.session.released
+        return waits and time.monotonic() < self._leave_by
 
     def ring(self) -> None:
         """Wake the thread: there is something to say."""
@@ -64,7 +73,7 @@ class Connection:
 
     def _work(self) -> None:
         next_keep_alive = 0.0
-        while not self._stopping:
+        while not self._stopping or self._needed:
             rung = self._dealer.wait(KEEP_ALIVE_S)
             self._watch()
             self._read()

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from packhorse.arrays import Arrays
 from packhorse.chunks import Chunk, Chunks
-from packhorse.connection import Connection
+from packhorse.connection import END_WAIT_S, Connection
 from packhorse.contract import BatchContract
 from packhorse.environment import find_place
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
@@ -185,6 +185,11 @@ class Feed(Iterator[MicroBatch]):
     def _declared(self) -> BatchContract:
         return self._connection.session.identity.contract
 
+    @property
+    def attempt(self) -> str:
+        """Name of the attempt that this reader is part of, in hexadecimal; empty until one has formed."""
+        return self._connection.session.attempt.hex()
+
     def state_dict(self, step: int | None = None) -> dict[str, object]:
         """What to put in a checkpoint: where the loop stands in every stream, strings, integers and lists only.
 
@@ -238,7 +243,11 @@ class Feed(Iterator[MicroBatch]):
         return self._connection.session.warnings
 
     def close(self) -> None:
-        """Say BYE and stop the threads, of further streams too."""
+        """Say BYE and stop the threads, of further streams too.
+
+        At the end of the stream it first waits, half a minute at most, until all other readers have ended or left:
+        a server that takes another's place needs every reader to tell any of them the end.
+        """
         self._leave(in_order=True)
 
     def __enter__(self) -> Self:
@@ -299,4 +308,4 @@ class Feed(Iterator[MicroBatch]):
 
 def _shut(connection: Connection, thread: threading.Thread) -> None:
     connection.stop()
-    thread.join(timeout=5)
+    thread.join(timeout=END_WAIT_S + 5)

@@ -9,6 +9,7 @@ No socket, clock or thread is here: ``feed`` owns them and calls in. The transit
 
 An END that came with a snapshot ends a pass: the next one follows, and the state stays STREAMING. A reader
 that has ENDED still says HELLO and gives its snapshots, until it leaves: the others cannot meet without it.
+The server tells it by END once more that they have all ended too, or left.
 
 The client hands out only its position: a lower one is a duplicate and dropped, a higher one makes it say
 HELLO again, a frame of another attempt is dropped. What was received and not handed out is dropped when
@@ -133,6 +134,7 @@ class ClientSession:
     snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
     waiting: Wait | None = None  # what the server said last, until something arrives
     warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
+    released: bool = False  # behind the end: no other reader needs this one any more
     unanswered: int = 0  # keep-alive intervals since HELLO in which nothing was heard
 
     def __post_init__(self) -> None:
@@ -344,12 +346,16 @@ class ClientSession:
     def _error_at_end(self, message: ServerError, _extra: Frames) -> list[Effect]:
         """Nothing is owed to this reader any more; what can be mended is."""
         if message.fatal:
-            return []
+            return self._release(message, ())
         return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
 
     def _fail(self, error: PackhorseError) -> list[Effect]:
         self.state = State.FAILED
         return [Fail(error)]
+
+    def _release(self, _message: Message, _extra: Frames) -> list[Effect]:
+        self.released = True
+        return []
 
     def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
         return []
@@ -385,5 +391,7 @@ TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.ENDED, Welcome): ClientSession._welcome_back,
     (State.ENDED, Give): ClientSession._give,
     (State.ENDED, ServerError): ClientSession._error_at_end,
+    (State.ENDED, End): ClientSession._release,
+    (State.ENDED, Reject): ClientSession._release,
     **{(State.FAILED, kind): ClientSession._ignore for kind in FROM_SERVER},
 }

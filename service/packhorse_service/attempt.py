@@ -135,6 +135,10 @@ class Roster:
             reader.last_digest = b""
         return None
 
+    def all_behind(self, last: int) -> bool:
+        """Whether every reader has taken the END at step ``last``, or left."""
+        return all(reader.left or reader.acked.step > last for reader in self)
+
     @property
     def all_left(self) -> bool:
         return len(self) > 0 and all(reader.left for reader in self)

@@ -206,6 +206,8 @@ class ServeConfig(Section):
     streams: dict[str, StreamConfig] = {}  # further ones
     resume: ResumeConfig = ResumeConfig()
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
+    # A reader that nothing was heard from for so long is looked for where the endpoint's name points by then.
+    rejoin_after_s: float = Field(default=60.0, ge=2, allow_inf_nan=False)
     keys: bool = False  # send each segment's (source, shard, key)
 
     @field_validator("streams")

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Protocol
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
 
 from packhorse.errors import PackhorseError, SourceError
 from packhorse_service.blocks import BlockRequest, TokenBlock
@@ -24,6 +26,7 @@ __all__ = ["BlockStore", "Engine", "InlineEngine", "Load", "ProcessEngine"]
 
 Load = Callable[[BlockRequest], TokenBlock]
 
+LEAVE_S = 1.0  # for all workers together
 ATTEMPTS = 3  # a block that kills its worker this often is the block's fault
 
 
@@ -80,20 +83,37 @@ def _load_in_worker(request: BlockRequest) -> TokenBlock:
     return _WorkerState.load(request)
 
 
+class _Processes(SpawnContext):
+    """How a pool starts its workers; remembers them, because the pool does not say who they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[BaseProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
+        process = SpawnProcess(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+
 class ProcessEngine:
     """A pool of spawned processes. ``make_load`` is called once in each."""
 
     def __init__(self, workers: int, make_load: Callable[[], Load]) -> None:
+        self._processes = _Processes()
+        self._closed = False
         self._start = partial(
             ProcessPoolExecutor,
             max_workers=workers,
-            mp_context=multiprocessing.get_context("spawn"),
+            mp_context=self._processes,
             initializer=_start_worker,
             initargs=(make_load,),
         )
         self._pool = self._start()
 
     def submit(self, request: BlockRequest) -> Future[TokenBlock]:
+        if self._closed:
+            raise PackhorseError("the loaders were closed while blocks were being asked for")
         try:
             return self._pool.submit(_load_in_worker, request)
         except BrokenProcessPool:
@@ -102,7 +122,15 @@ class ProcessEngine:
             return self._pool.submit(_load_in_worker, request)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the workers: those that are stuck in a read, or were stopped, by force."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        alive = [process for process in self._processes.started if process.is_alive()]
+        for process in alive:
+            process.join(LEAVE_S / len(alive))
+        for process in alive:
+            process.kill()
+            process.join()
 
 
 class BlockStore:

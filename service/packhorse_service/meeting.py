@@ -51,18 +51,29 @@ class Formation:
         return min(greeting.hello.position for greeting in self.greetings.values())
 
     @property
+    def compared_from(self) -> int:
+        """The step of the oldest row that a reader was handed last: made again, it tells whether the data is the same.
+
+        Readers mostly stand at the end of a step when a server is gone: that row is of the step before.
+        """
+        hellos = [greeting.hello for greeting in self.greetings.values()]
+        return min(hello.position.step - bool(hello.last_digest and not hello.position.index) for hello in hellos)
+
+    @property
     def latest(self) -> int:
         return max(greeting.arrival for greeting in self.greetings.values())
 
     def newest_snapshot(self) -> tuple[int, bytes, bytes]:
         """(step, digest, connection of a reader that holds it) of the newest snapshot that serves everybody.
 
+        And from which the last row of everybody is made again, where there is one.
+
         Raises ``ContractError`` where none does, or where not all who hold it hold the same.
         """
         held = self._snapshots()
         if not held:
             raise ContractError(f"no reader holds a snapshot at or below {tuple(self.lowest)}: nothing to resume from")
-        step = max(held)
+        step = max((step for step in held if step <= self.compared_from), default=max(held))
         if len(held[step]) > 1:
             raise ContractError(f"readers hold different snapshots before step {step}: their checkpoints differ")
         ((digest, greeting),) = held[step].items()

@@ -35,6 +35,7 @@ from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import StreamPlan
 from packhorse_service.producer import Failed, Made, NotRestored, Producer, Restored
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
+from packhorse_service.socket_file import SocketFile
 
 __all__ = ["Server"]
 
@@ -48,7 +49,7 @@ LINGER_MS = 1_000
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
-PRODUCERS_S = 2.0  # for a step that is being made
+PRODUCERS_S = 1.0  # they may be waiting for a read that never returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Server:
         listen: str,
         *,
         steps_ahead: int = 2,
+        rejoin_after_s: float = 60.0,
         end_grace_s: float = END_GRACE_S,
     ) -> None:
         self._end_grace_s = end_grace_s
@@ -86,6 +88,7 @@ class Server:
                         fingerprint=plan.identity.fingerprint,
                         readers=readers_of(plan.layout, plan.contract.readers),
                         steps_ahead=steps_ahead,
+                        rejoin_after_s=rejoin_after_s,
                     )
                 ),
                 Producer(plan, engine, self._ring),
@@ -98,6 +101,7 @@ class Server:
         self._context = zmq.Context()
         self._socket = self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._socket_file = SocketFile.of(self.endpoint)
 
     def _bind(self, listen: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -295,6 +299,8 @@ class Server:
             stream.producer.requests.put(None)
         self._socket.close()
         self._context.term()
+        if self._socket_file is not None:
+            self._socket_file.remove()
         self._bell.close()
         deadline = time.monotonic() + PRODUCERS_S
         for stream in self._streams.values():

@@ -103,10 +103,7 @@ class StreamSession:
         return transition(self, peer, message, extra, now)
 
     def made(self, round_: int, step: FramedStep | None, now: float, behind: bytes = b"") -> list[Effect]:
-        """A step that ``Make`` asked for; ``None`` where the stream ended before it.
-
-        ``behind`` is the snapshot behind that end, where it only ends a pass.
-        """
+        """A step that ``Make`` asked for, or an end (``None``); ``behind`` is the snapshot behind the end of a pass."""
         if round_ != self._round:
             return []
         self.supply.made(step, behind)
@@ -170,12 +167,20 @@ class StreamSession:
 
     def _dismiss(self) -> list[Effect]:
         """The deadline of those that wait: refuse them all, in the same words."""
-        violations = self.dismissal.violations(*obstacles(self))
-        reject = Reject(stream=self.offer.stream, violations=violations)
-        told: list[Effect] = [Send(greeting.peer, reject) for greeting in self.meeting.greetings()]
+        reject = Reject(stream=self.offer.stream, violations=self.dismissal.violations(*obstacles(self)))
+        peers = [greeting.peer for greeting in self.meeting.greetings()]
         self.meeting.clear()
         self.dismissal.clear()
-        return told
+        return [Send(peer, reject) for peer in peers]
+
+    def _rejoins(self, now: float) -> list[Effect]:
+        """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
+        if now - self._rejoin_s < self.offer.rejoin_after_s:
+            return []
+        silent, told = rejoining(self, now)
+        self._rejoin_s = now if told else self._rejoin_s
+        text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
+        return [self._error(peer, ErrorCode.REJOIN, text) for peer in told]
 
     # HELLO -------------------------------------------------------------------------------------------
 
@@ -210,7 +215,7 @@ class StreamSession:
         self.roster.move(reader, peer)
         self.roster.acknowledge(reader, hello.position)
         reader.sent, reader.heard_s, reader.left = hello.position, now, False
-        return [self._welcome(reader), *self._pump(now)]
+        return [self._welcome(reader), *self._end_again(reader), *self._pump(now)]
 
     def _outrun(self, peer: bytes, now: float) -> list[Effect]:
         """A reader stands behind what was sent here: another server has served the attempt since. All meet again."""
@@ -235,7 +240,7 @@ class StreamSession:
         same = formation.attempt != NO_ATTEMPT and formation.attempt == self._supplied
         if self.supply.holds(lowest.step) and (same or lowest.step == 0):
             return self._diverged(self.supply.steps.values()) or self._welcome_all(now)
-        return self._restore(0, None) if lowest.step == 0 else self._ask_for_snapshot(formation, now)
+        return self._restore(0, None) if formation.compared_from == 0 else self._ask_for_snapshot(formation, now)
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
         self._round += 1
@@ -312,15 +317,12 @@ class StreamSession:
             return []  # it has said HELLO since, and waits
         return [self._error(peer, ErrorCode.HELLO, "this connection has said no HELLO")]
 
-    def _ack_at_end(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
-        return [] if self._heard(peer, message, now) else self._unknown(peer)
-
-    def _bye(self, peer: bytes, _message: Bye, _extra: Frames, _now: float) -> list[Effect]:
+    def _bye(self, peer: bytes, _message: Bye, _extra: Frames, now: float) -> list[Effect]:
         self.meeting.forget(peer)
         reader = self.roster.of(peer)
         if reader is not None:
             reader.left = True
-        return []
+        return self._end_if_all_have_ended(now)
 
     # Delivering --------------------------------------------------------------------------------------
 
@@ -338,11 +340,22 @@ class StreamSession:
         """The floor moved or a step was made: send to everybody what the windows allow."""
         if self.phase is not Phase.RUNNING:
             return self._ask_for_step()
-        floor = self.roster.floor
         effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
-        if self.supply.last is not None and floor.step > self.supply.last:
-            self._enter(Phase.ENDED, now)
-        return effects + self._ask_for_step()
+        return effects + self._end_if_all_have_ended(now) + self._ask_for_step()
+
+    def _end_if_all_have_ended(self, now: float) -> list[Effect]:
+        """Where everybody has taken END or left, those that stay for the others' sake hear that they may leave."""
+        last = self.supply.last
+        if self.phase is not Phase.RUNNING or last is None or not self.roster.all_behind(last):
+            return []
+        self._enter(Phase.ENDED, now)
+        return [again for reader in self.roster for again in self._end_again(reader)]
+
+    def _end_again(self, reader: Reader) -> list[Effect]:
+        if self.phase is not Phase.ENDED or not reader.peer or reader.left:
+            return []
+        at = Position(self.supply.last or 0, 0)
+        return [Send(reader.peer, End(stream=self.offer.stream, attempt=self.attempt, position=at))]
 
     def _send_to(self, reader: Reader, now: float) -> Iterator[Effect]:
         while reader.peer and self.supply.between(reader.acked, reader.sent, self._num_microbatches) < reader.window:
@@ -369,17 +382,6 @@ class StreamSession:
         last = at.index == self._num_microbatches - 1
         return batch, (view.payload, step.snapshot) if last else (view.payload,)
 
-    # Silence ----------------------------------------------------------------------------------------
-
-    def _rejoins(self, now: float) -> list[Effect]:
-        """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
-        if now - self._rejoin_s < self.offer.rejoin_after_s:
-            return []
-        silent, told = rejoining(self, now)
-        self._rejoin_s = now if told else self._rejoin_s
-        text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
-        return [self._error(peer, ErrorCode.REJOIN, text) for peer in told]
-
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))
 
@@ -394,5 +396,5 @@ TRANSITIONS: dict[tuple[Phase, type], Transition] = {
     (Phase.RESTORING, Snapshot): StreamSession._snapshot,
     (Phase.WELCOMING, Ack): StreamSession._answer,
     (Phase.RUNNING, Ack): StreamSession._ack,
-    (Phase.ENDED, Ack): StreamSession._ack_at_end,
+    (Phase.ENDED, Ack): StreamSession._ack,
 }

@@ -112,6 +112,7 @@ class ScriptedServer:
     script: Script
     heard: list[Message] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _end: End | None = None  # as it was said last
 
     def __enter__(self) -> ScriptedServer:
         self._thread = threading.Thread(target=self._serve)
@@ -130,8 +131,14 @@ class ScriptedServer:
                     peer, *frames = router.recv_multipart()
                     message, _ = decode(frames)
                     self.heard.append(message)
-                    for reply in self.script(message):
+                    for reply in (*self.script(message), *self._release(message)):
                         router.send_multipart([peer, *frames_of(reply)])
+                        self._end = reply if isinstance(reply, End) else self._end
+
+    def _release(self, message: Message) -> list[Reply]:
+        """A reader that has taken END hears it again, as where all others have too."""
+        over = self._end is not None and isinstance(message, Ack) and message.position.step > self._end.position.step
+        return [self._end] if over and self._end is not None else []
 
     def heard_of(self, kind: type) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]

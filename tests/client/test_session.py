@@ -319,6 +319,24 @@ def test_only_a_reader_that_greets_waits_for_an_answer(state: State) -> None:
     assert [session.interval_passed() for _ in range(2 * UNANSWERED_LIMIT)] == [[]] * 2 * UNANSWERED_LIMIT
 
 
+@pytest.mark.parametrize(
+    ("message", "released"),
+    [
+        (end(Position(0, 1)), True),
+        (error(fatal=True), True),
+        (EXAMPLES["REJECT"], True),
+        (EXAMPLES["WAIT"], False),
+        (error(), False),
+        (welcome(), False),
+    ],
+)
+def test_it_is_needed_until_the_end_is_said_again_or_nothing_can_be_mended(message: Message, released: bool) -> None:
+    session = session_in(State.ENDED, taken=2)
+    assert not session.released
+    session.receive(message, [])
+    assert session.released is released
+
+
 def test_a_reader_that_has_failed_says_nothing() -> None:
     session = session_in(State.FAILED)
     assert session.connected() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 
 import pytest
 
@@ -10,11 +11,13 @@ from packhorse.contract import BatchContract
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.layout import Coordinates
 from packhorse.microbatch import Position
+from packhorse.session import Send as ClientSend
 from packhorse.session import State
 from packhorse.wire import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.attempt import Phase
+from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.sessions import TRANSITIONS, Send
-from tests.protocol.network import Network, undisturbed
+from tests.protocol.network import CONTRACT, LAYOUT, STEPS, Network, Stream, row_of, undisturbed
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)
 
@@ -140,6 +143,34 @@ def test_a_restarted_server_that_makes_other_rows_is_found_out() -> None:
         assert "The row is made of samples of rank 0" in str(client.error)
 
 
+class OtherData(Stream):
+    """The same shape, with other ids in every row."""
+
+    def next_step(self) -> FramedStep | None:
+        made = super().next_step()
+        if made is None:
+            return None
+        rows = [[row_of(made.step + 50, rank, index) for index in range(2)] for rank in range(LAYOUT.data)]
+        return frame_step(made.step, rows, made.snapshot, CONTRACT, LAYOUT, with_keys=False)
+
+
+@pytest.mark.parametrize("behind", range(3))
+@pytest.mark.parametrize("count", range(1, 2 * STEPS))
+def test_other_data_is_found_out_wherever_the_readers_stand(count: int, behind: int) -> None:
+    """Also where all stand at the end of a step: the row compared is of the step before. Nothing of it is taken."""
+    network = Network()
+    meet(network)
+    wanted = {FIRST: count, SECOND: max(count - behind, 0)}
+    while any(len(network.clients[at].taken) < wanted[at] for at in wanted):
+        network.turn(*(at for at in wanted if len(network.clients[at].taken) < wanted[at]))
+    network.restart_server()
+    network.server.stream = OtherData()
+    network.settle()
+    for at, client in network.clients.items():
+        assert "REPLAY_DIVERGED" in str(client.error)
+        assert taken(network, at) == undisturbed(at)[: wanted[at]]
+
+
 def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
     network = Network()
     meet(network)
@@ -185,6 +216,61 @@ def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
     for at in list(network.clients):
         network.cut(at, noticed=False)
         network.restart_client(at)
+    network.settle()
+    assert_all_got_everything(network)
+
+
+def test_who_has_ended_stays_until_all_have_also_where_the_server_is_replaced_between_two_ends() -> None:
+    network = Network()
+    meet(network)
+    first, second = network.clients[FIRST], network.clients[SECOND]
+    while first.session.state is not State.ENDED:
+        network.turn(FIRST, *([SECOND] if len(second.taken) < 2 * STEPS else []))
+    assert second.session.state is State.STREAMING
+    assert not first.session.released
+    network.restart_server()
+    network.settle()
+    assert_all_got_everything(network)
+    assert first.session.released
+    assert second.session.released
+
+
+def test_who_has_ended_need_not_stay_for_one_that_has_left() -> None:
+    network = Network()
+    meet(network)
+    first, second = network.clients[FIRST], network.clients[SECOND]
+    while first.session.state is not State.ENDED:
+        network.turn(FIRST, *([SECOND] if len(second.taken) < 2 * STEPS else []))
+    second.to_server.append([encode(second.session.bye())])
+    for _ in range(4):
+        network.turn()
+    assert first.session.released
+
+
+@pytest.mark.parametrize("order", list(permutations(["zombie", FIRST, SECOND])))
+def test_a_process_of_an_attempt_that_is_over_stops_nobody_where_the_server_is_replaced(
+    order: tuple[str | Coordinates, ...],
+) -> None:
+    network = Network()
+    meet(network)
+    for _ in range(8):
+        network.turn(FIRST, SECOND)
+    zombie = network.clients[FIRST].session
+    for at in list(network.clients):
+        network.restart_client(at)
+    meet(network)
+    for _ in range(4):
+        network.turn(FIRST, SECOND)
+    assert all(client.taken for client in network.clients.values())
+    network.restart_server()
+    for who in order:
+        if isinstance(who, Coordinates):
+            network.connect(who)
+            network.deliver_to_server(who)
+        else:
+            (_, hello) = zombie.connected()
+            assert isinstance(hello, ClientSend)
+            network.server_effects(network.server.session.receive(b"zombie", hello.message, (), 0.0))
     network.settle()
     assert_all_got_everything(network)
 

@@ -16,6 +16,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.checking import as_json, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
+from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import load_config
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import make_engine
@@ -75,7 +76,12 @@ def serve(
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:
             engines.callback(engine.close)
-        server = Server(streams, listen or described.listen, steps_ahead=described.steps_ahead)
+        server = Server(
+            streams,
+            listen or described.listen,
+            steps_ahead=described.steps_ahead,
+            rejoin_after_s=described.rejoin_after_s,
+        )
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
         for stream in plans:
@@ -125,6 +131,7 @@ def check(
 
 app.command()(reporting(plan))
 app.command()(reporting(inspect))
+app.command("tap")(reporting(tap_command))
 
 
 @app.command("prepare")

@@ -1,0 +1,105 @@
+"""The suite itself is tested: a one-line fault in a copy of the code makes it fail.
+
+Without a fault the same scenarios pass: see ``test_network`` and ``test_two_servers``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.job import Job, job_of
+from tests.faults.processes import ROOT, launching
+from tests.faults.scenarios import cut_then_killed, zombie_of_an_older_attempt
+from tests.faults.truth import Truth
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One line of one module, and what stands there instead."""
+
+    module: str
+    line: str
+    instead: str
+    said: str  # a pattern of how it shows: it is noticed for itself, not because the copy does not run
+    scenario: Callable[[Job], None] = cut_then_killed
+
+    def copy_into(self, folder: Path) -> Path:
+        """A copy of the source tree with this fault."""
+        for root in ("client", "service"):
+            shutil.copytree(ROOT / root, folder / root, ignore=shutil.ignore_patterns("__pycache__"))
+        path = folder / self.module
+        source = path.read_text()
+        assert source.count(self.line) == 1, f"{self.module} has {source.count(self.line)} times: {self.line}"
+        path.write_text(source.replace(self.line, self.instead))
+        return folder
+
+
+FAULTS = {
+    "no replay": Fault(
+        "service/packhorse_service/sessions.py",
+        "reader.sent, reader.heard_s, reader.left = hello.position, now, False",
+        "reader.heard_s, reader.left = now, False",
+        "stall_timeout",
+    ),
+    "acknowledgement off by one": Fault(
+        "service/packhorse_service/sessions.py",
+        "if self.roster.acknowledge(reader, message.position):",
+        "if self.roster.acknowledge(reader, message.position.after(self._num_microbatches)):",
+        r"stands at \(",
+    ),
+    "attempt not checked": Fault(
+        "service/packhorse_service/meeting.py",
+        "self._returning.setdefault(hello.attempt, {})",
+        "self._returning.setdefault(next(iter(self._returning), hello.attempt), {})",
+        "WELCOME to another attempt",
+        zombie_of_an_older_attempt,
+    ),
+    "floor ignored": Fault(
+        "service/packhorse_service/attempt.py",
+        "before, self.floor = self.floor, min(self._standing)",
+        "before, self.floor = self.floor, max(self._standing)",
+        "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
+    ),
+    "snapshot one sample late": Fault(
+        "service/packhorse_service/stream.py",
+        "np.frombuffer(bytes(self._packed), np.uint8)",
+        r'np.frombuffer(bytes(self._packed).replace(b"\0", b"\1", 1), np.uint8)',
+        "REPLAY_DIVERGED",
+    ),
+    "skipped samples not replayed": Fault(
+        "service/packhorse_service/stream.py",
+        "return [piece for piece in pieces if not packed[piece.number]]",
+        "return []",
+        "REPLAY_DIVERGED",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(short: Truth, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """What each fault's scenario said; three run at a time, most of which wait."""
+
+    def outcome(name: str) -> str:
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        tree = FAULTS[name].copy_into(folder / "tree")
+        with launching(folder / "run", tree) as launcher, job_of(short, launcher) as job:
+            try:
+                FAULTS[name].scenario(job)
+            except AssertionError as error:
+                return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(FAULTS, pool.map(outcome, FAULTS), strict=True))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_noticed(outcomes: Mapping[str, str], name: str) -> None:
+    assert re.search(FAULTS[name].said, outcomes[name])
