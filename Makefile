@@ -9,7 +9,7 @@ demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the pack
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models

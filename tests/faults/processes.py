@@ -49,8 +49,9 @@ class Running:
         return " ".join(self.log.read_text()[-2000:].split())
 
     def children(self) -> list[int]:
-        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(word) for word in listed.split()]
+        """Of every thread: each stream's loaders are started by the thread that makes its steps."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(word) for listed in threads for word in listed.read_text().split()]
 
     def loaders(self) -> list[int]:
         """Its loader processes; Python's own resource tracker is none."""

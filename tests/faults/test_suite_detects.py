@@ -75,8 +75,8 @@ FAULTS = {
     ),
     "skipped samples not replayed": Fault(
         "service/packhorse_service/stream.py",
-        "return [piece for piece in pieces if not packed[piece.number]]",
-        "return []",
+        "pending = [piece for piece in pieces if not self._packed[piece.number]]",
+        "pending = list[Piece]()",
         "REPLAY_DIVERGED",
     ),
 }
