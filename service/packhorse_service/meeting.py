@@ -24,6 +24,7 @@ __all__ = ["Formation", "Greeting", "Meeting"]
 
 
 EARLY_S = 2.0
+ATTEMPTS_KNOWN = 64  # that ran here
 PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
 NAMED = 8  # readers of one place, in a message
 
@@ -103,6 +104,7 @@ class Meeting:
     _beginning: List = field(default_factory=dict)
     _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
     _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
+    _ran: list[bytes] = field(default_factory=list)  # attempts that ran here; all but the last are over
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
         """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
@@ -110,7 +112,7 @@ class Meeting:
         self._arrivals += 1
         greeting = self._greeting(peer, hello, now)
         lists = [] if hello.has_handed_out else [self._beginning]
-        if hello.attempt != NO_ATTEMPT:
+        if hello.attempt not in (NO_ATTEMPT, *self._ran[:-1]):
             lists.append(self._returning.setdefault(hello.attempt, {}))
         replaced = [known[hello.reader] for known in lists if hello.reader in known]
         for known in lists:
@@ -156,8 +158,12 @@ class Meeting:
         """This connection's reader has left."""
         self._drop(lambda greeting: greeting.peer == peer)
 
-    def excuse(self, clients: Container[bytes]) -> None:
+    def runs(self, attempt: bytes, clients: Container[bytes]) -> None:
         """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
+        if attempt not in self._ran:
+            self._ran = [*self._ran[1 - ATTEMPTS_KNOWN :], attempt]
+            for earlier in self._ran[:-1]:
+                self._returning.pop(earlier, None)
         self._superseded.clear()
         self._drop(lambda greeting: greeting.hello.client in clients)
         self._forget_times()
@@ -186,6 +192,14 @@ class Meeting:
     def waited(self, now: float) -> float:
         """How long the first of those that wait has waited."""
         return now - min((greeting.since_s for greeting in self.greetings()), default=now)
+
+    def is_over(self, hello: Hello) -> bool:
+        """Whether its process is of an attempt that ran here before a later one: its job has been begun again."""
+        return hello.has_handed_out and hello.attempt in self._ran[:-1]
+
+    def waits(self, peer: bytes, hello: Hello) -> bool:
+        """Whether just this was said by this connection already."""
+        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.greetings())
 
     def overdue(self, now: float) -> bool:
         """Whether one that waits would give up about now."""

@@ -64,7 +64,6 @@ class StreamSession:
     phase_since_s: float = 0.0
     heard_s: float = 0.0  # when a message came last
     asked: tuple[int, bytes, bytes] | None = None  # (step, digest, peer) of the snapshot asked for
-    _round: int = 0  # counts restores: a step made for an earlier round is not this stream's any more
     _supplied: bytes = NO_ATTEMPT  # whose steps the supply holds: another attempt may have packed otherwise
     _told: set[bytes] = field(default_factory=set)  # connections that must still hear of the failure
     _said_s: float = 0.0  # when the last round of WAIT was sent
@@ -104,7 +103,7 @@ class StreamSession:
 
     def made(self, round_: int, step: FramedStep | None, now: float, behind: bytes = b"") -> list[Effect]:
         """A step that ``Make`` asked for, or an end (``None``); ``behind`` is the snapshot behind the end of a pass."""
-        if round_ != self._round:
+        if round_ != self.supply.round:
             return []
         self.supply.made(step, behind)
         if self.phase is Phase.RESTORING:
@@ -119,18 +118,17 @@ class StreamSession:
 
     def restored(self, round_: int, now: float) -> list[Effect]:
         """The stream stands where ``Restore`` asked."""
-        return self._welcome_all(now) if round_ == self._round else []
+        return self._welcome_all(now) if round_ == self.supply.round else []
 
     def not_restored(self, round_: int, message: str, now: float) -> list[Effect]:
         """The snapshot is not one of this stream."""
-        return self._refuse_attempt(message, now) if round_ == self._round else []
+        return self._refuse_attempt(message, now) if round_ == self.supply.round else []
 
     def _refuse_attempt(self, message: str, now: float) -> list[Effect]:
         """Nothing can be made for these readers: they are refused, the server waits for others."""
         told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
         self.roster, self.attempt = Roster({}, self.offer), NO_ATTEMPT
         self.meeting.clear()
-        self._round += 1  # a step that is being made is nobody's
         self.supply.lose()
         self._enter(Phase.FORMING, now)
         return told
@@ -192,14 +190,16 @@ class StreamSession:
         self.dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
+        effects: list[Effect] = []
         if known is not None and returns and self.phase in (Phase.RUNNING, Phase.ENDED):
             if hello.position <= known.sent:
                 return self._move(known, peer, hello, now)
             effects = self._outrun(peer, now)
-        elif self.roster.of(peer) is not None and self._waits_already(peer, hello):
+        elif self.roster.of(peer) is not None and self.meeting.waits(peer, hello):
             return []  # said twice; its answer is on the way
-        else:
-            effects = []
+        elif self.meeting.is_over(hello):
+            text = f"attempt {hello.attempt.hex()[:8]} is over: a later one runs; start again from a checkpoint"
+            return [self._error(peer, ErrorCode.FAILED, text, fatal=True)]
         replaced = self.meeting.note(peer, hello, now)
         if replaced is not None:
             self.dismissal.claim_twice(hello.reader)
@@ -224,9 +224,6 @@ class StreamSession:
         self._enter(Phase.FORMING, now)
         return [self._error(other, ErrorCode.HELLO, "another server has served this attempt since") for other in others]
 
-    def _waits_already(self, peer: bytes, hello: Hello) -> bool:
-        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.meeting.greetings())
-
     # Forming -----------------------------------------------------------------------------------------
 
     def _form(self, formation: Formation, now: float) -> list[Effect]:
@@ -243,15 +240,15 @@ class StreamSession:
         return self._restore(0, None) if formation.compared_from == 0 else self._ask_for_snapshot(formation, now)
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
-        self._round += 1
         self.supply.reset(step)
-        return [Restore(self._round, snapshot)]
+        return [Restore(self.supply.round, snapshot)]
 
     def _ask_for_snapshot(self, formation: Formation, now: float) -> list[Effect]:
         try:
             step, digest, peer = self.asked = formation.newest_snapshot()
         except ContractError as error:
             return self._refuse_attempt(str(error), now)
+        self.supply.lose()  # a restore that is under way is not this attempt's
         return [Send(peer, Give(stream=self.offer.stream, step=step, digest=digest))]
 
     def _snapshot(self, peer: bytes, message: Snapshot, extra: Frames, _now: float) -> list[Effect]:
@@ -293,7 +290,7 @@ class StreamSession:
             return []
         self._enter(Phase.RUNNING, now)
         out = [self._replaced(greeting) for greeting in self.meeting.superseded()]
-        self.meeting.excuse({reader.client for reader in self.roster})
+        self.meeting.runs(self.attempt, {reader.client for reader in self.roster})
         self.dismissal.clear()
         return [*out, *self._pump(now)]
 
@@ -334,7 +331,7 @@ class StreamSession:
         """The next step, where it may be made; what every reader has taken is dropped first."""
         self.supply.release(self.roster.floor.step)
         step = self.supply.ask(self.roster.floor.step)
-        return [] if step is None else [Make(self._round, step)]
+        return [] if step is None else [Make(self.supply.round, step)]
 
     def _pump(self, now: float) -> list[Effect]:
         """The floor moved or a step was made: send to everybody what the windows allow."""

@@ -24,6 +24,7 @@ class Supply:
     ends: dict[int, bytes] = field(default_factory=dict)  # where an END stands -> the snapshot behind it
     next_step: int = 0  # the next to be asked for
     making: bool = False
+    round: int = 0  # counts resets: what was asked for in an earlier round is not this stream's any more
     last: int | None = None  # where the END stands that nothing follows
 
     def holds(self, step: int) -> bool:
@@ -39,6 +40,7 @@ class Supply:
         self.steps.clear()
         self.ends.clear()
         self.next_step, self.making, self.last = step, False, None
+        self.round += 1
 
     def release(self, before: int) -> None:
         """Every reader has taken the steps before this one."""

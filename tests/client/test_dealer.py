@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from packhorse import Feed, feed
+from packhorse import Feed, connection
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.session import UNANSWERED_LIMIT
 from packhorse.wire import Hello, decode
@@ -49,7 +49,7 @@ def test_what_arrived_on_a_connection_that_broke_is_not_read_once_the_next_is_up
 
 
 def test_a_feed_that_hears_nothing_says_hello_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.01)
     endpoint = f"ipc://{tmp_path}/server"
     with zmq.Context() as context, serve(context, endpoint) as router, Feed(endpoint, rank=0, world_size=1):
         hellos = []

@@ -108,7 +108,7 @@ def test_a_change_of_data_is_refused_with_the_line_that_allows_it_and_goes_on_wi
     taken, later = run_job(config, 1, state, 2)
     assert taken[0].position == (3, 0)
     log = (long_shards / "server.log").read_text()
-    assert "WARNING packhorse.server  resuming: from step 3 on date differs from the checkpoint's, as allowed" in log
+    assert "resuming: from step 3 on date differs from the checkpoint's, as allowed" in log
     run_job(config, 1, later, 1)
     assert "date differs" not in (long_shards / "server.log").read_text()
 

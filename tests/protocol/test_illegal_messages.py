@@ -104,7 +104,7 @@ def test_a_copy_that_was_changed_does_not_compare_equal(phase: Phase) -> None:
     changed = copy.deepcopy(server.session)
     changed.meeting.note(b"?", hello(), 1.0)
     assert comparable(changed) != comparable(server.session)
-    for name in ("attempt_number", "phase_since_s", "_round", "_said_s"):
+    for name in ("attempt_number", "phase_since_s", "heard_s", "_said_s"):
         changed = copy.deepcopy(server.session)
         setattr(changed, name, 99)
         assert comparable(changed) != comparable(server.session)

@@ -275,6 +275,58 @@ def test_a_process_of_an_attempt_that_is_over_stops_nobody_where_the_server_is_r
     assert_all_got_everything(network)
 
 
+def test_what_a_stream_is_being_restored_to_for_one_attempt_is_not_served_to_the_next() -> None:
+    """Readers say HELLO at the beginning, and load their checkpoint before the server stands there."""
+    network = Network()
+    meet(network)
+    while len(network.clients[FIRST].taken) < 6 or len(network.clients[SECOND].taken) < 6:
+        network.turn(FIRST, SECOND)
+    saved = network.clients[FIRST].session.saved(3)
+    for at in list(network.clients):
+        network.restart_client(at)
+        network.connect(at)
+        network.deliver_to_server(at)
+    assert network.server.work, "the stream is to be made again from its beginning"
+    for client in network.clients.values():
+        network.client_effects(client, client.session.resume(saved))
+    for at in network.clients:
+        network.deliver_to_server(at)
+    while network.server.work:
+        network.server.produce(network)
+    assert phase_of(network) is Phase.RESTORING, "their snapshot was asked for, and has not come"
+    network.settle()
+    for at, client in network.clients.items():
+        assert client.error is None
+        assert taken(network, at) == undisturbed(at)[6:]
+
+
+def test_a_job_that_another_has_followed_is_told_that_it_is_over_and_stops_nobody() -> None:
+    """All its processes live on: its list would be complete too."""
+    network = Network()
+    meet(network)
+    for _ in range(8):
+        network.turn(FIRST, SECOND)
+    zombies = {at: network.clients[at].session for at in network.clients}
+    over = network.server.session.attempt
+    for at in list(network.clients):
+        network.restart_client(at)
+        network.connect(at)
+    while network.server.session.attempt == over or phase_of(network) is not Phase.RUNNING:
+        network.turn()
+    attempt = network.server.session.attempt
+    for at, zombie in zombies.items():
+        (_, hello) = zombie.connected()
+        assert isinstance(hello, ClientSend)
+        effects = network.server.session.receive(f"zombie {at}".encode(), hello.message, (), network.now)
+        (told,) = [e for e in effects if isinstance(e, Send) and isinstance(e.message, ServerError)]
+        assert isinstance(told.message, ServerError)
+        assert told.message.fatal
+        assert "is over" in told.message.message
+    assert network.server.session.attempt == attempt
+    network.settle()
+    assert_all_got_everything(network)
+
+
 def test_a_reader_with_another_contract_hears_every_difference() -> None:
     network = Network()
     client = network.clients[FIRST]
