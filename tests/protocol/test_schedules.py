@@ -231,6 +231,11 @@ class Schedule(RuleBasedStateMachine):
             assert len(server.session.supply.steps) <= STEPS_AHEAD + 1
             assert server.session.failure is None
 
+    @invariant()
+    def every_loop_can_save_its_state(self) -> None:
+        for process in self.world.everybody:
+            assert process.session.saved().position <= process.session.position
+
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.seen.schedules += 1
