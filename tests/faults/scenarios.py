@@ -33,9 +33,11 @@ def zombie_of_an_older_attempt(job: Job) -> None:
     job.wait_taken(9)
     checkpoint = job.checkpoint()
     zombie, its_relay = job.leave_behind(0)
+    its_relay.target = None  # out of reach: a server that it could ask would tell it that its attempt is over
+    its_relay.cut()
     job.taps[1].kill()
     for turn in range(2):  # the job is restarted from the same checkpoint again and again
-        job.start("--delay", "0.01", "--timeout", "6", "--resume", str(checkpoint))
+        job.start("--delay", "0.01", "--timeout", "12", "--resume", str(checkpoint))
         job.wait_taken(4)
         if turn == 0:
             for tap in job.taps:

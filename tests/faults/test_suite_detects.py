@@ -58,7 +58,7 @@ FAULTS = {
         "service/packhorse_service/meeting.py",
         "self._returning.setdefault(hello.attempt, {})",
         "self._returning.setdefault(next(iter(self._returning), hello.attempt), {})",
-        "WELCOME to another attempt",
+        r"WELCOME to another attempt|rank 1 \(.*: not connected",  # which ended the other rank
         zombie_of_an_older_attempt,
     ),
     "floor ignored": Fault(
