@@ -113,6 +113,7 @@ class Windows:
             )
         self._first = first
         self._mark = mark
+        self._boundary = b""  # the snapshot before the window, where it was made behind the last one
         self._dealt: deque[DealtStep] = deque()
 
     def next(self) -> DealtStep | None:
@@ -141,12 +142,13 @@ class Windows:
         for _ in range(mark.skip):
             self._dealt.popleft()
         self._first, self._mark = first + len(dealt) + (len(packs) > whole), plan.mark()
+        self._boundary = snapshots[-1] if len(packs) == whole else b""
 
     def _assemble(self) -> tuple[list[MicroBatch], list[bytes]]:
         """The micro-batches of a window as they come, and snapshots before it and behind each complete step."""
         plan = self._plan
         packs: list[MicroBatch] = []
-        snapshots = [self._snapshot(self._first)]
+        snapshots = [self._boundary or self._snapshot(self._first)]
         while len(snapshots) <= plan.steps:
             arrived = [segments for _ in range(plan.packs) if (segments := self._next_micro_batch())]
             packs += arrived
