@@ -27,17 +27,12 @@ from packhorse_service.assembling import Segment
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.stream import Piece
 
-__all__ = ["build_row", "build_rows", "row_offsets", "segment_slots", "slots_by_source", "supervised_slots"]
+__all__ = ["build_rows", "row_offsets", "segment_slots", "slots_by_source", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
 Word = TypeVar("Word", np.uint8, np.uint32)
-
-
-def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
-    """One row from a micro-batch's segments, in the shape that the contract fixes."""
-    return build_rows([segments], contract, [keys])[0]
 
 
 def build_rows(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from packhorse import TailPadding
 from packhorse.errors import ContractError
 from packhorse.offsets import align, check_physical, fix_count, longest, merge_rows, pad_to_width, padding_mask
-from packhorse_service.row_building import build_row
 from packhorse_service.sources.formats import TokenArrays
 from tests.conformance.rows import contract_of, drawn
+from tests.service.corpus import build_row
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

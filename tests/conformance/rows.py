@@ -14,12 +14,11 @@ from packhorse.row import Row
 from packhorse.views import view_microbatch
 from packhorse_service.assembly import assemble
 from packhorse_service.framing import frame_step, view_of
-from packhorse_service.row_building import build_row
 from packhorse_service.sources.formats import TokenArrays
 from packhorse_service.sources.samples import Sample
 from packhorse_service.sources.tar import Member
 from packhorse_service.stream import Piece
-from tests.service.corpus import MemoryCorpus
+from tests.service.corpus import MemoryCorpus, build_row
 
 VOCABULARY = 1 << 20
 

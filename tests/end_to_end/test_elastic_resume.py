@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packhorse import Feed, MicroBatch, ParallelLayout, ServerFailed
-from tests.harness import DEADLINE_S, running_server, write_config
+from packhorse import MicroBatch, ParallelLayout, ServerFailed
+from tests.harness import reading, running_server, write_config
 from tests.service.corpus import Pair, stored_pairs, write_shard
 
 LENGTH = 64
@@ -42,16 +41,6 @@ def config_of(folder: Path, length: int = LENGTH, data: int = 1, **settings: Any
     contract = {"seq_length": length, "global_batch_size": STEP, "vocab_size": 60_000}
     sources = {"a": {"shards": "a-*.tar", "over_length": "split"}}
     return write_config(folder, **{"contract": contract, "sources": sources, "layout": {"data": data}, **settings})
-
-
-@contextlib.contextmanager
-def reading(endpoint: str, **options: Any) -> Iterator[Feed]:
-    """A feed that leaves the server running: it crashes rather than says BYE."""
-    feed = Feed(endpoint, arrays="numpy", start_timeout=DEADLINE_S, stall_timeout=DEADLINE_S, **options)
-    try:
-        yield feed
-    finally:
-        feed.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
 
 
 def run_job(

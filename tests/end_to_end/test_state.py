@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import json
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from packhorse import ContractError, Feed, MicroBatch, PackhorseError, ParallelLayout, ServerFailed
-from tests.harness import DEADLINE_S, running_server, write_config
+from tests.harness import DEADLINE_S, reading, running_server, write_config
 
 CONTRACT = {"seq_length": 256, "global_batch_size": 4, "vocab_size": 1000}
 STEP = 4  # micro-batches of a step at data-parallel size 1
@@ -25,16 +24,6 @@ STEP = 4  # micro-batches of a step at data-parallel size 1
 def config_of(folder: Path, **settings: Any) -> Path:
     defaults: dict[str, Any] = {"contract": CONTRACT, "sources": {"a": {"shards": "a-*.tar"}}}
     return write_config(folder, **{**defaults, **settings})
-
-
-@contextlib.contextmanager
-def reading(endpoint: str, **options: Any) -> Iterator[Feed]:
-    """A feed that leaves the server running: it crashes rather than says BYE."""
-    feed = Feed(endpoint, arrays="numpy", start_timeout=DEADLINE_S, stall_timeout=DEADLINE_S, **options)
-    try:
-        yield feed
-    finally:
-        feed.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
 
 
 def computed(micro_batches: Iterator[MicroBatch]) -> list[bytes]:

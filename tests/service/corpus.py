@@ -15,9 +15,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from packhorse.contract import ResolvedContract
 from packhorse.errors import SourceError
 from packhorse.microbatch import MicroBatch
+from packhorse.row import Row, SampleKey
 from packhorse.views import view_microbatch
+from packhorse_service.assembling import Segment
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
 from packhorse_service.cutting import OverLength
@@ -26,6 +29,7 @@ from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
 from packhorse_service.mixing import Mixing, SourcePlan
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
+from packhorse_service.row_building import build_rows
 from packhorse_service.stream import SampleStream, SourceSetting
 
 VOCABULARY = 60_000
@@ -379,3 +383,11 @@ def mutated(data: bytes, source: random.Random) -> bytes:
             case _:
                 changed[at] = source.choice([0, 1, 127, 128, 255, source.randrange(256)])
     return bytes(changed)
+
+
+# A row -----------------------------------------------------------------------------------------------
+
+
+def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
+    """One row of a micro-batch's segments."""
+    return build_rows([segments], contract, [keys])[0]

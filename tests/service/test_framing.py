@@ -15,9 +15,8 @@ from packhorse.payload import split_arrays
 from packhorse.row import Row
 from packhorse.views import view_microbatch
 from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
-from packhorse_service.row_building import build_row
 from packhorse_service.stream import Piece
-from tests.service.corpus import consecutive, make_block
+from tests.service.corpus import build_row, consecutive, make_block
 
 LAYOUT = ParallelLayout(data=2, context=2, tensor=2)
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from packhorse.contract import BatchContract, ResolvedContract, TailPadding, resolve
 from packhorse.layout import ParallelLayout
 from packhorse.row import Row
-from packhorse_service.row_building import build_row
 from packhorse_service.stream import Piece
-from tests.service.corpus import make_block
+from tests.service.corpus import build_row, make_block
 
 PAD, IGNORE = 7, -100
 
