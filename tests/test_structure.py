@@ -28,7 +28,7 @@ EXECUTABLE_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send
 # file below its import root -> why it may
 SOCKETS = {
     "packhorse/dealer.py": "is the client's socket",
-    "packhorse_service/server.py": "owns the server's socket",
+    "packhorse_service/router.py": "is the server's socket",
     "packhorse_service/demo/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {

@@ -1,8 +1,7 @@
-"""The server's only socket and clock.
+"""The server's clock, and the thread that owns its socket (``router``).
 
-One thread owns the ROUTER: it decodes what arrives, gives it to the session of the stream that it names and
-carries out the effects. Each stream has a thread of its own that runs its pipeline (``producer``). ROUTER is
-told to fail rather than drop (``ROUTER_MANDATORY``), and never blocks.
+It decodes what arrives, gives it to the session of the stream that it names and carries out the effects.
+Each stream has a thread of its own that runs its pipeline (``producer``).
 
 The first stream is what the server is there for: it ends with its readers. Those of a further stream come and
 go, or never come; what fails there ends only that stream.
@@ -15,16 +14,13 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import zmq
-
-from packhorse.errors import ConfigError, ContractError, ProtocolError
+from packhorse.errors import ContractError, ProtocolError
 from packhorse.wire import Bye, ErrorCode, Message, Reject, ServerError, decode, encode
 from packhorse_service.accounting import describe_counts
 from packhorse_service.attempt import Phase
@@ -34,18 +30,14 @@ from packhorse_service.notices import describe
 from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import StreamPlan
 from packhorse_service.producer import Failed, Made, NotRestored, Producer, Restored
+from packhorse_service.router import Router
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
-from packhorse_service.socket_file import SocketFile
 
 __all__ = ["Server"]
 
 log = logging.getLogger("packhorse.server")
 
 POLL_MS = 200
-INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
-BACKLOG = 1024
-HEARTBEAT_MS = 2_000
-LINGER_MS = 1_000
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
@@ -74,7 +66,8 @@ class Server:
         end_grace_s: float = END_GRACE_S,
     ) -> None:
         self._end_grace_s = end_grace_s
-        self._bell, self._ear = socket.socketpair()
+        self._router = Router(listen)
+        self.endpoint = self._router.endpoint
         name = secrets.token_bytes(8)
         self._streams = {
             plan.name: Served(
@@ -91,43 +84,13 @@ class Server:
                         rejoin_after_s=rejoin_after_s,
                     )
                 ),
-                Producer(plan, engine, self._ring),
+                Producer(plan, engine, self._router.ring),
             )
             for plan, engine in streams
         }
         self._first, *self._further = self._streams.values()
         self._stopping: str | None = None
         self._failed_s = 0.0
-        self._context = zmq.Context()
-        self._socket = self._bind(listen)
-        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._socket_file = SocketFile.of(self.endpoint)
-
-    def _bind(self, listen: str) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        for option, value in {
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.ROUTER_HANDOVER: 0,
-            zmq.SNDHWM: 0,  # the delivery window bounds what is in flight
-            zmq.RCVHWM: 0,
-            zmq.MAXMSGSIZE: INBOUND_LIMIT_BYTES,
-            zmq.LINGER: LINGER_MS,
-            zmq.BACKLOG: BACKLOG,
-            zmq.IPV6: int("[" in listen),  # an IPv6 socket would announce IPv4 addresses in a mapped form
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
-        }.items():
-            router.setsockopt(option, value)
-        try:
-            router.bind(listen)
-        except zmq.ZMQError as error:
-            router.close(linger=0)
-            self._context.term()
-            raise ConfigError(
-                f"listen={listen!r}: {error}; end the process that uses it, or choose another port "
-                "(tcp://127.0.0.1:* takes a free one)"
-            ) from error
-        return router
 
     def publish_endpoint(self, path: Path) -> None:
         """Write the endpoint to a file in one step: whoever reads it finds nothing or all of it."""
@@ -138,12 +101,7 @@ class Server:
     def stop(self, why: str) -> None:
         """End the loop soon; safe from a signal handler."""
         self._stopping = why
-        self._ring()
-
-    def _ring(self) -> None:
-        """Wake the loop; safe from any thread."""
-        with contextlib.suppress(OSError):  # the loop has stopped listening
-            self._bell.send(b"\0")
+        self._router.ring()
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
@@ -186,19 +144,14 @@ class Server:
         return f"stream {stream.name!r}: " if self._further else ""
 
     def _loop(self) -> bool:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._ear.fileno(), zmq.POLLIN)
         reported = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            events = dict(poller.poll(POLL_MS))
+            rung = self._router.wait(POLL_MS)
             now = time.monotonic()
-            if self._ear.fileno() in events:
-                self._ear.recv(4096)
+            if rung:
                 self._take_results(now)
-            if self._socket in events:
-                self._read(now)
+            self._read(now)
             for stream in self._streams.values():
                 self._carry_out(stream, stream.session.tick(now))
             self._leave_if_failed(now)
@@ -235,19 +188,17 @@ class Server:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                try:
-                    message, extra = decode(frames)
-                except ProtocolError as error:
-                    self._refuse(peer, str(error))
-                    continue
-                stream = self._streams.get(message.stream)
-                if stream is not None:
-                    self._carry_out(stream, stream.session.receive(peer, message, extra, now))
-                elif not isinstance(message, Bye):
-                    self._refuse_stream(peer, message)
+        for peer, frames in self._router.messages():
+            try:
+                message, extra = decode(frames)
+            except ProtocolError as error:
+                self._refuse(peer, str(error))
+                continue
+            stream = self._streams.get(message.stream)
+            if stream is not None:
+                self._carry_out(stream, stream.session.receive(peer, message, extra, now))
+            elif not isinstance(message, Bye):
+                self._refuse_stream(peer, message)
 
     def _refuse(self, peer: bytes, message: str) -> None:
         log.warning("a message that the protocol does not allow: %s", message)
@@ -282,30 +233,18 @@ class Server:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    self._send(stream, peer, [encode(message), *extra])
+                    if not self._router.send(peer, [encode(message), *extra]):
+                        stream.session.lost(peer)
                 case Make() | Restore():
                     stream.producer.requests.put(effect)
-
-    def _send(self, stream: Served, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
-        try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            stream.session.lost(peer)
 
     def _close(self) -> None:
         for stream in self._streams.values():
             stream.producer.requests.put(None)
-        self._socket.close()
-        self._context.term()
-        if self._socket_file is not None:
-            self._socket_file.remove()
-        self._bell.close()
+        self._router.close()
         deadline = time.monotonic() + PRODUCERS_S
         for stream in self._streams.values():
             stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
-        self._ear.close()
 
 
 class StreamFailed(ContractError):
