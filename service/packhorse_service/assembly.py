@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,13 +16,16 @@ import numpy.typing as npt
 
 from packhorse.errors import SourceError
 from packhorse_service.blocks import Fault, TokenBlock
-from packhorse_service.sources.formats import TokenArrays
+from packhorse_service.sources.formats import TokenArrays, TokenColumns
 from packhorse_service.sources.samples import BadSample, Sample
 from packhorse_service.sources.tar import place_of
+from packhorse_service.sources.uniform import UniformSamples
 
-__all__ = ["assemble", "fault_of"]
+__all__ = ["assemble", "assemble_uniform", "fault_of"]
 
 IGNORE_INDEX = -100  # a label that is not trained on, as PyTorch's cross entropy has it
+
+SHORT = "the sample is empty: it has {} ids and at least {} are needed; remove it"
 
 NOTHING = TokenArrays(np.empty(0, np.uint32))
 
@@ -36,13 +39,32 @@ def assemble(
     """
     rows = list(arrays)
     brings_labels = _brings_labels(samples, rows, shard)
-    found = [(index, _short(row.ids, brings_labels)) for index, row in enumerate(rows) if not isinstance(row, Fault)]
-    faults = [(index, reason) for index, reason in found if reason]
-    for column in _columns(rows, vocab_size):
-        faults.extend(column.faults())
+    whole = [(index, row) for index, row in enumerate(rows) if not isinstance(row, Fault)]
+    rules, least = _rules(vocab_size), _least(brings_labels)
+    faults = [(index, SHORT.format(len(row.ids), least)) for index, row in whole if len(row.ids) < least]
+    faults.extend(_faults(rules.ids, ((index, row.ids) for index, row in whole)))
+    faults.extend(_faults(rules.labels, ((index, row.labels) for index, row in whole)))
+    faults.extend(_faults(rules.loss_mask, ((index, row.loss_mask) for index, row in whole)))
     for index, reason in faults:
         rows[index] = fault_of(index, samples[index], shard, BadSample(reason))
-    return _join(samples, rows, brings_labels)
+    return _block(
+        [sample.key for sample in samples],
+        _joined(rows, brings_labels),
+        samples[-1].next_offset,
+        [row for row in rows if isinstance(row, Fault)],
+    )
+
+
+def assemble_uniform(samples: UniformSamples, columns: TokenColumns, *, vocab_size: int) -> TokenBlock | None:
+    """Return the block of ``samples``, whose ids are ``columns``; ``None`` if ``assemble`` finds faults in it."""
+    rules = _rules(vocab_size)
+    good = (
+        columns.counts.min() >= _least(columns.labels is not None)
+        and rules.ids.holds(columns.ids)
+        and rules.labels.holds(columns.labels)
+        and rules.loss_mask.holds(columns.loss_mask)
+    )
+    return _block(samples.keys, columns, samples.next_offset, ()) if good else None
 
 
 def fault_of(index: int, sample: Sample, shard: str, error: BadSample) -> Fault:
@@ -51,27 +73,54 @@ def fault_of(index: int, sample: Sample, shard: str, error: BadSample) -> Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """One array of all samples that have it, with the rule its values keep: 0 ≤ value < limit."""
+class _Rule:
+    """What the values of an array keep: 0 ≤ value < limit."""
 
-    indices: Sequence[int]  # of the samples
-    arrays: Sequence[npt.NDArray[Any]]
     limit: int
-    rule: str  # with {value}
+    text: str  # with {value}
     ignored: int | None = None  # a value that is allowed as well
 
-    def faults(self) -> Iterator[tuple[int, str]]:
-        """Yield (sample, reason) for each sample that breaks the rule."""
-        flat = concatenate(self.arrays)
-        if self.ignored is not None:
-            flat = np.where(flat == self.ignored, 0, flat)
-        if not flat.size or (flat.min() >= 0 and flat.max() < self.limit):
-            return
-        ends = np.cumsum([len(array) for array in self.arrays])
-        positions = np.flatnonzero((flat < 0) | (flat >= self.limit))
-        rows, firsts = np.unique(np.searchsorted(ends, positions, side="right"), return_index=True)
-        for row, position in zip(rows.tolist(), positions[firsts].tolist(), strict=True):
-            yield self.indices[row], self.rule.format(value=flat[position])
+    def counted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the values, zeros in place of those that may be anything."""
+        return values if self.ignored is None else np.where(values == self.ignored, 0, values)
+
+    def holds(self, values: npt.NDArray[Any] | None) -> bool:
+        """Tell whether every value keeps the rule."""
+        if values is None or not values.size:
+            return True
+        counted = self.counted(values)
+        return bool(counted.min() >= 0 and counted.max() < self.limit)
+
+
+class _Rules(NamedTuple):
+    """The rules of a sample's arrays."""
+
+    ids: _Rule
+    labels: _Rule
+    loss_mask: _Rule
+
+
+def _rules(vocab_size: int) -> _Rules:
+    vocabulary = f"is outside the vocabulary of {vocab_size} ids (0 to {vocab_size - 1}); is it the right tokenizer?"
+    return _Rules(
+        ids=_Rule(vocab_size, f"id {{value}} {vocabulary}"),
+        labels=_Rule(vocab_size, f"label {{value}} {vocabulary}", IGNORE_INDEX),
+        loss_mask=_Rule(2, "the loss mask holds {value}; it must hold 0 and 1 only"),
+    )
+
+
+def _faults(rule: _Rule, arrays: Iterable[tuple[int, npt.NDArray[Any] | None]]) -> Iterator[tuple[int, str]]:
+    """Yield (sample, reason) for each sample whose array breaks the rule."""
+    present = [(index, array) for index, array in arrays if array is not None]
+    flat = concatenate([array for _, array in present])
+    if rule.holds(flat):
+        return
+    flat = rule.counted(flat)
+    ends = np.cumsum([len(array) for _, array in present])
+    positions = np.flatnonzero((flat < 0) | (flat >= rule.limit))
+    rows, firsts = np.unique(np.searchsorted(ends, positions, side="right"), return_index=True)
+    for row, position in zip(rows.tolist(), positions[firsts].tolist(), strict=True):
+        yield present[row][0], rule.text.format(value=flat[position])
 
 
 def concatenate(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -86,25 +135,9 @@ def concatenate(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(arrays)
 
 
-def _short(ids: npt.NDArray[Any], brings_labels: bool) -> str:
-    least = 1 if brings_labels else 2
-    if len(ids) >= least:
-        return ""
-    return f"the sample is empty: it has {len(ids)} ids and at least {least} are needed; remove it"
-
-
-def _columns(rows: Sequence[TokenArrays | Fault], vocab_size: int) -> Iterator[_Column]:
-    whole = [(index, row) for index, row in enumerate(rows) if not isinstance(row, Fault)]
-    vocabulary = f"is outside the vocabulary of {vocab_size} ids (0 to {vocab_size - 1}); is it the right tokenizer?"
-    yield _Column([i for i, _ in whole], [row.ids for _, row in whole], vocab_size, f"id {{value}} {vocabulary}")
-    labelled = [(index, row.labels) for index, row in whole if row.labels is not None]
-    yield _Column(*_unzip(labelled), vocab_size, f"label {{value}} {vocabulary}", IGNORE_INDEX)
-    masked = [(index, row.loss_mask) for index, row in whole if row.loss_mask is not None]
-    yield _Column(*_unzip(masked), 2, "the loss mask holds {value}; it must hold 0 and 1 only")
-
-
-def _unzip(pairs: Sequence[tuple[int, npt.NDArray[Any]]]) -> tuple[list[int], list[npt.NDArray[Any]]]:
-    return [index for index, _ in pairs], [array for _, array in pairs]
+def _least(brings_labels: bool) -> int:
+    """Ids of which a sample has one with a target."""
+    return 1 if brings_labels else 2
 
 
 def _brings_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], shard: str) -> bool:
@@ -117,28 +150,36 @@ def _brings_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault
     return True in labelled
 
 
-def _join(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], brings_labels: bool) -> TokenBlock:
+def _joined(rows: Sequence[TokenArrays | Fault], brings_labels: bool) -> TokenColumns:
     whole = [NOTHING if isinstance(row, Fault) else row for row in rows]
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row.ids) for row in whole], out=offsets[1:])
     used = [row for row in whole if len(row.ids)]
-    mask = _join_masks(used)
+    return TokenColumns(
+        counts=np.array([len(row.ids) for row in whole], np.int64),
+        ids=concatenate([row.ids for row in used]),
+        loss_mask=_join_masks(used),
+        labels=concatenate([row.labels for row in used if row.labels is not None]) if brings_labels else None,
+    )
+
+
+def _block(keys: Sequence[str], columns: TokenColumns, next_offset: int | None, faults: Sequence[Fault]) -> TokenBlock:
+    offsets = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(columns.counts, out=offsets[1:])
+    mask = None if columns.loss_mask is None else columns.loss_mask.astype(np.uint8, copy=False)
     labels = None
-    if brings_labels:
-        signed = concatenate([row.labels for row in used if row.labels is not None]).astype(np.int64)
+    if columns.labels is not None:
+        signed = columns.labels.astype(np.int64)
         trained = signed != IGNORE_INDEX
         mask = trained.astype(np.uint8) if mask is None else mask * trained
         labels = np.where(trained, signed, 0).astype(np.uint32)
-    tokens = concatenate([row.ids for row in used]).astype(np.uint32, copy=False)
-    keys = tuple(sample.key for sample in samples)
+    tokens = columns.ids.astype(np.uint32, copy=False)
     return TokenBlock(
         tokens=tokens,
         offsets=offsets,
         loss_mask=mask,
         labels=labels,
-        keys=keys,
-        next_offset=samples[-1].next_offset,
-        faults=tuple(row for row in rows if isinstance(row, Fault)),
+        keys=tuple(keys),
+        next_offset=next_offset,
+        faults=tuple(faults),
         checksum=_checksum(keys, (tokens, offsets, mask, labels)),
     )
 
@@ -151,9 +192,9 @@ def _checksum(keys: Sequence[str], arrays: Iterable[npt.NDArray[Any] | None]) ->
     return checksum or 1
 
 
-def _join_masks(used: Sequence[TokenArrays]) -> npt.NDArray[np.uint8] | None:
+def _join_masks(used: Sequence[TokenArrays]) -> npt.NDArray[Any] | None:
     """Return the loss mask [N] of a block, all ones where a sample brings none; ``None`` when none brings one."""
     if all(row.loss_mask is None for row in used):
         return None
     masks = [np.ones(len(row.ids), np.uint8) if row.loss_mask is None else row.loss_mask for row in used]
-    return concatenate(masks).astype(np.uint8, copy=False)
+    return concatenate(masks)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 
 from packhorse.errors import ConfigError, SourceError
-from packhorse_service.assembly import assemble, fault_of
+from packhorse_service.assembly import assemble, assemble_uniform, fault_of
 from packhorse_service.blocks import BlockRequest, Fault, TokenBlock
-from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode
+from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_uniform
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.rendering import CHATML, ChatTemplate
 from packhorse_service.sources.samples import BadSample, Sample, group_samples
 from packhorse_service.sources.shards import open_shard
 from packhorse_service.sources.tar import place_of, read_members
+from packhorse_service.sources.uniform import read_uniform
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 
 __all__ = ["BLOCK_BYTES", "BlockLoader", "ContentEncoder", "DecodingSpec"]
@@ -96,16 +98,20 @@ class BlockLoader:
         spec = self._specs[request.source]
         encoder = self._encoders[request.source]
         shard = request.shard.name
-        samples = self._read(request, spec.block_bytes)
-        arrays = [_decode(index, sample, shard, spec.format, encoder) for index, sample in enumerate(samples)]
-        return assemble(samples, arrays, shard=shard, vocab_size=encoder.vocab_size)
+        found = self._read(request, spec, encoder.vocab_size)
+        if isinstance(found, TokenBlock):
+            return found
+        arrays = [_decode(index, sample, shard, spec.format, encoder) for index, sample in enumerate(found)]
+        return assemble(found, arrays, shard=shard, vocab_size=encoder.vocab_size)
 
-    def _read(self, request: BlockRequest, block_bytes: int) -> list[Sample]:
+    def _read(self, request: BlockRequest, spec: DecodingSpec, vocab_size: int) -> TokenBlock | list[Sample]:
         """Read, and try again where that fails: skipping what cannot be read would make a replay differ."""
         shard = request.shard
         for pause in (*RETRY_PAUSES_S, None):
             try:
-                return _read_samples(request, block_bytes)
+                with open_shard(shard) as stream:
+                    block = _read_uniform(stream, request, spec, vocab_size)
+                    return _read_samples(stream, request, spec.block_bytes) if block is None else block
             except FileNotFoundError as error:
                 raise SourceError(
                     f"shard {shard.name!r}: there is no file {shard.url!r} any more; put it back"
@@ -120,15 +126,25 @@ class BlockLoader:
         raise AssertionError("the last try returns or raises")
 
 
-def _read_samples(request: BlockRequest, block_bytes: int) -> list[Sample]:
+def _read_uniform(stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int) -> TokenBlock | None:
+    """Return the block if it holds good ids alone, in samples that are alike: nothing is then done for each."""
+    if spec.format not in (SampleFormat.AUTO, SampleFormat.TOKENS):
+        return None
+    samples = read_uniform(stream, request.offset, spec.block_bytes)
+    columns = None if samples is None else decode_uniform(samples)
+    if samples is None or columns is None:
+        return None
+    return assemble_uniform(samples, columns, vocab_size=vocab_size)
+
+
+def _read_samples(stream: BinaryIO, request: BlockRequest, block_bytes: int) -> list[Sample]:
     """Return the samples of a block: the last is the one with which ``block_bytes`` of the stream are reached."""
     samples: list[Sample] = []
     shard = request.shard.name
-    with open_shard(request.shard) as stream:
-        for sample in group_samples(read_members(stream, request.offset, shard=shard), shard=shard):
-            samples.append(sample)
-            if sample.next_offset is not None and sample.next_offset - request.offset >= block_bytes:
-                return samples
+    for sample in group_samples(read_members(stream, request.offset, shard=shard), shard=shard):
+        samples.append(sample)
+        if sample.next_offset is not None and sample.next_offset - request.offset >= block_bytes:
+            return samples
     if not samples:
         raise SourceError(
             f"shard {shard!r} at byte {request.offset}: there are no samples from here on; a sample is a file named "

@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from packhorse_service.sources.messages import Conversation, parse_conversation
-from packhorse_service.sources.npy import load_array
+from packhorse_service.sources.npy import join_arrays, load_array
 from packhorse_service.sources.samples import BadSample, Sample, content_of
 from packhorse_service.sources.tar import Member
+from packhorse_service.sources.uniform import UniformSamples
 
-__all__ = ["Content", "SampleFormat", "TokenArrays", "decode"]
+__all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_uniform"]
 
 
 class SampleFormat(StrEnum):
@@ -45,6 +46,15 @@ class TokenArrays(NamedTuple):
     labels: npt.NDArray[Any] | None = None  # [n] already shifted; None = the next id
 
 
+class TokenColumns(NamedTuple):
+    """The tokenised samples of a block, n of N ids together; numbers as stored."""
+
+    counts: npt.NDArray[np.int64]  # [n] ids of each sample
+    ids: npt.NDArray[Any]  # [N]
+    loss_mask: npt.NDArray[Any] | None  # [N]
+    labels: npt.NDArray[Any] | None  # [N]
+
+
 Content = str | Conversation | TokenArrays
 
 TEXT, MESSAGES, IDS = ("txt",), ("json",), ("npy", "tokens.npy")
@@ -59,6 +69,25 @@ def decode(sample: Sample, sample_format: SampleFormat) -> Content:
     if not any(extension in sample.members for extension in extensions):
         raise BadSample(f"{_has(sample)}; format '{sample_format}' reads {_dotted(extensions)}")
     return decoder(sample)
+
+
+def decode_uniform(samples: UniformSamples) -> TokenColumns | None:
+    """Return all ids of ``samples``; ``None`` unless ``decode`` finds ``TokenArrays`` in each, of the same dtypes."""
+    known = (*IDS, LOSS_MASK, LABELS)
+    joined = {
+        extension: arrays
+        for extension, column in samples.columns.items()
+        if extension in known and (arrays := join_arrays(column)) is not None
+    }
+    ids = [joined[extension] for extension in IDS if extension in joined]
+    if len(joined) < len(samples.columns) or len(ids) != 1:
+        return None
+    counts = ids[0].counts
+    integers = all(arrays.values.dtype.kind in "iu" for extension, arrays in joined.items() if extension != LOSS_MASK)
+    if not integers or not all(np.array_equal(arrays.counts, counts) for arrays in joined.values()):
+        return None
+    mask, labels = (joined[extension].values if extension in joined else None for extension in (LOSS_MASK, LABELS))
+    return TokenColumns(counts, ids[0].values, mask, labels)
 
 
 def _format_of(sample: Sample) -> SampleFormat:

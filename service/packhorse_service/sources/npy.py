@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from packhorse_service.sources.samples import BadSample, content_of
 from packhorse_service.sources.tar import Member
+from packhorse_service.sources.uniform import Column
 
-__all__ = ["dump_array", "load_array"]
+__all__ = ["Joined", "dump_array", "join_arrays", "load_array"]
 
 MAGIC = b"\x93NUMPY"
 MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
@@ -24,6 +26,7 @@ DTYPES = {code.encode(): np.dtype(code) for code in SINGLE_BYTE + WIDER}
 
 # What numpy writes for one dimension of numbers. Its own parser goes through a syntax tree, which takes longer
 # than everything else done to a short sample, so it is asked only where this does not match.
+COMMON_HEADER_BYTES = 128
 COMMON_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(?s:(..))"
     rb"\{'descr': '([<>][iu][248]|\|[iub]1)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
@@ -46,6 +49,31 @@ def load_array(member: Member) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype, count, start)
 
 
+class Joined(NamedTuple):
+    """The arrays of n members, one after the other."""
+
+    values: npt.NDArray[Any]  # [N] in the byte order they are stored in
+    counts: npt.NDArray[np.int64]  # [n] values of each
+
+
+def join_arrays(column: Column) -> Joined | None:
+    """Join the arrays of a column; ``None`` unless ``load_array`` finds one of the same dtype in each member."""
+    places = column.starts.tolist()
+    headers = [_common_header(column.stretch[place : place + COMMON_HEADER_BYTES]) for place in places]
+    whole = [header for header in headers if header is not None]
+    if len(whole) < len(headers):
+        return None
+    said, dtypes, begins = zip(*whole, strict=True)
+    starts, dtype = column.starts + begins, dtypes[0]
+    ends = column.starts + column.sizes
+    counts, cut = np.divmod(ends - starts, dtype.itemsize)
+    if len(set(dtypes)) > 1 or cut.any() or tuple(counts.tolist()) != said:
+        return None
+    view = memoryview(column.stretch)
+    joined = b"".join([view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+    return Joined(np.frombuffer(joined, dtype), counts)
+
+
 def dump_array(values: npt.NDArray[Any]) -> bytes:
     """Return ``values`` [n] as an ``.npy`` file."""
     stream = io.BytesIO()
@@ -55,9 +83,9 @@ def dump_array(values: npt.NDArray[Any]) -> bytes:
 
 def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     """Return the count of values, their dtype and where they start."""
-    match = COMMON_HEADER.match(data)
-    if match and int.from_bytes(match[1], "little") == match.end() - MAGIC_BYTES - 2:
-        return int(match[3]), DTYPES[match[2]], match.end()
+    common = _common_header(data[:COMMON_HEADER_BYTES])
+    if common is not None:
+        return common
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -70,3 +98,11 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
         order = ", in Fortran order" if fortran_order else ""
         raise BadSample(f"its shape is {shape}{order}; ids must be one-dimensional, [n]", member)
     return shape[0], dtype, stream.tell()
+
+
+@lru_cache(maxsize=16384)  # a header says but how many values follow
+def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:
+    match = COMMON_HEADER.match(data)
+    if match is None or int.from_bytes(match[1], "little") != match.end() - MAGIC_BYTES - 2:
+        return None
+    return int(match[3]), DTYPES[match[2]], match.end()

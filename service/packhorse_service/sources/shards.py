@@ -24,8 +24,8 @@ from packhorse_service.blocks import Shard
 
 __all__ = ["expand_shards", "open_shard"]
 
-# One read ahead of the parser: large enough that a system call is rare, small beside a block.
-BUFFER_BYTES = 256 * 1024
+# One read ahead of the parser: a system call is rare, and the read of a block ends with a whole one.
+BUFFER_BYTES = 64 * 1024
 
 # webdataset runs a command for each of these; fsspec has no reader of its own for them.
 SHELL_SCHEMES = ("pipe", "ais", "htgs", "scp", "ftps")

@@ -40,7 +40,7 @@ POSIX_MAGIC = b"ustar\0"  # GNU's "ustar  " keeps times where POSIX has the pref
 OLD_REGULAR = ord("\0")
 REGULAR = frozenset(b"0\x007")
 DATALESS = frozenset(b"123456")  # links, devices, directories, FIFOs: tarfile reads no data for these
-PAX_GLOBAL, GNU_NAME, GNU_LINK = ord("g"), ord("L"), ord("K")
+PAX, PAX_GLOBAL, GNU_NAME, GNU_LINK = ord("x"), ord("g"), ord("L"), ord("K")
 EXTENSIONS = frozenset(b"xXgLK")
 KNOWN = REGULAR | DATALESS | EXTENSIONS
 REFUSED_KINDS = {
@@ -50,6 +50,12 @@ REFUSED_KINDS = {
     ord("D"): "a GNU directory dump",
     ord("N"): "an old GNU long name",
 }
+
+# LENGTH KEY=VALUE\n, where LENGTH counts the whole record: a value may hold anything, newlines too
+PAX_RECORD = re.compile(rb"(\d{1,19}) ([^=]*)=")
+
+GNU_SPARSE = b"GNU.sparse."
+NEWLINE = ord("\n")
 
 METADATA = re.compile(r"__[^/]*__($|/)")  # webdataset's rule for members that are not data
 
@@ -252,13 +258,17 @@ def _size(header: bytes) -> int | None:
     return size if size is None or size >= 0 else None
 
 
-def _text(raw: bytes) -> str:
-    """Decode a name. Bytes that are not UTF-8 become ``\\xNN``, so that a key can always be printed and sent."""
-    return raw.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+def text_of(raw: bytes) -> str:
+    """Decode names. Bytes that are not UTF-8 become ``\\xNN``, so that a key can always be printed and sent."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _text(field: bytes) -> str:
+    return text_of(field.split(b"\0", 1)[0])
 
 
 def _name(header: bytes) -> str:
-    if header[345] and header[MAGIC] == POSIX_MAGIC:
+    if header[PREFIX.start] and header[MAGIC] == POSIX_MAGIC:
         return f"{_text(header[PREFIX])}/{_text(header[NAME])}"
     return _text(header[NAME])
 
@@ -268,11 +278,13 @@ def _extend(extended: _Extended, kind: int, data: bytes, source: _Source) -> _Ex
         return extended._replace(name=_text(data))
     if kind == GNU_LINK:
         return extended
-    records = _pax_records(data, source)
-    if any(key.startswith(b"GNU.sparse.") for key in records):
+    records = pax_records(data)
+    if records is None:
+        raise source.refuse("the PAX header before this byte is malformed; write the shard again")
+    if any(key.startswith(GNU_SPARSE) for key in records):
         raise source.refuse("the member is a GNU sparse file, which is not read here; write the shard without --sparse")
     if kind == PAX_GLOBAL:
-        if not records.keys().isdisjoint((b"path", b"size")):
+        if renames(records):
             raise source.refuse(
                 "a global PAX header gives the path or size of all members after it, so reading cannot start behind "
                 "it; write the shard again with webdataset's TarWriter"
@@ -287,17 +299,22 @@ def _extend(extended: _Extended, kind: int, data: bytes, source: _Source) -> _Ex
     )
 
 
-def _pax_records(data: bytes, source: _Source) -> dict[bytes, bytes]:
-    """Parse ``LENGTH KEY=VALUE\\n`` records, where LENGTH counts the whole record."""
+def pax_records(data: bytes) -> dict[bytes, bytes] | None:
+    """Return what a PAX header says, by key; ``None`` if it is malformed."""
     records: dict[bytes, bytes] = {}
     start = 0
     while start < len(data) and data[start]:
-        digits, space, _ = data[start : start + 20].partition(b" ")
-        length = int(digits) if space and digits.isdigit() else 0
-        record = data[start : start + length]
-        key, equals, value = record[len(digits) + 1 : -1].partition(b"=")
-        if not equals or record[-1:] != b"\n" or len(record) != length:
-            raise source.refuse("the PAX header before this byte is malformed; write the shard again")
-        records[key] = value
-        start += length
+        match = PAX_RECORD.match(data, start)
+        if match is None:
+            return None
+        stop = start + int(match[1])
+        if not match.end() < stop <= len(data) or data[stop - 1] != NEWLINE:
+            return None
+        records[match[2]] = data[match.end() : stop - 1]
+        start = stop
     return records
+
+
+def renames(records: dict[bytes, bytes]) -> bool:
+    """Tell whether the member cannot be read as its own header has it."""
+    return b"path" in records or b"size" in records or any(key.startswith(GNU_SPARSE) for key in records)
