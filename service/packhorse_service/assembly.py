@@ -171,7 +171,9 @@ def _block(keys: Sequence[str], columns: TokenColumns, next_offset: int | None, 
         trained = signed != IGNORE_INDEX
         mask = trained.astype(np.uint8) if mask is None else mask * trained
         labels = np.where(trained, signed, 0).astype(np.uint32)
-    tokens = columns.ids.astype(np.uint32, copy=False)
+    # Checked ids are not negative: the commonest dtype need not be copied.
+    signed_ids = columns.ids.dtype == np.int32
+    tokens = columns.ids.view(np.uint32) if signed_ids else columns.ids.astype(np.uint32, copy=False)
     return TokenBlock(
         tokens=tokens,
         offsets=offsets,

@@ -1,15 +1,15 @@
 """Plain files of a tar, found and checked all at once: what nearly every member of nearly every shard is.
 
 ``tar.read_members`` looks at one member after the other and knows every kind there is. Here a stretch of a
-shard becomes columns instead: only the sizes are walked from header to header, all else is compared for
-all headers together. A run of members ends at the first that is anything but a plain file as tar tools
-write them, perhaps behind a PAX header that gives times and the like; whoever wants to know what is there
-reads it with ``tar``.
+shard becomes columns instead, compared for all headers together. A run of members ends at the first that
+is anything but a plain file as tar tools write them, perhaps behind a PAX header that gives times and the
+like; whoever wants to know what is there reads it with ``tar``.
+
+h = headers found in the stretch, n = members of the run.
 """
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from packhorse_service.sources.tar import (
     BLOCK,
     KIND,
     NAME,
+    NEWLINE,
     PAX,
     PREFIX,
     SIZE,
@@ -30,6 +31,8 @@ from packhorse_service.sources.tar import (
 
 __all__ = ["PlainMembers", "plain_members"]
 
+# Bytes 257 to 261 of a header, in the word that holds them.
+SIGNATURE, SIGNATURE_WORD, SIGNATURE_BITS = int.from_bytes(b"ustar", "little") << 8, 32, (1 << 40) - 1 << 8
 SPACE = ord(" ")
 REGULAR = ord("0")
 
@@ -40,31 +43,33 @@ SUM, SUM_DIGITS, SUM_END = slice(24, 32), slice(24, 30), 30
 KIND_ROW = 32
 WEIGHTS = 8 ** np.arange(10, -1, -1)  # of octal digits
 
-# What webdataset's writer, which gives times as floats, has before every member: the time alone.
-ONE_TIME = re.compile(rb"(\d\d) mtime=[^\n]*\n")
+# webdataset's writer gives times as floats, so that each member has a PAX header: "27 mtime=1700000000.123456\n"
+TIME_KEY = np.frombuffer(b" mtime=", np.uint8)[:, None]
 
 Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
 
 class PlainMembers(NamedTuple):
     """The n plain files at the front of a stretch, whole ones only. Offsets count from its first byte."""
 
     names: list[bytes]  # not decoded yet
-    firsts: npt.NDArray[np.int64]  # [n] of the member's first header, a PAX header included
-    starts: npt.NDArray[np.int64]  # [n] of its data
-    sizes: npt.NDArray[np.int64]  # [n] bytes of data
+    firsts: Integers  # [n] of the member's first header, a PAX header included
+    starts: Integers  # [n] of its data
+    sizes: Integers  # [n] bytes of data
     ended: bool  # the archive ends behind them
 
 
 class _Headers(NamedTuple):
-    """The h headers of a stretch, as far as their sizes lead."""
+    """What looks like a header. Places count in blocks of 512 bytes."""
 
-    places: npt.NDArray[np.int64]  # [h] in the stretch
+    places: Integers  # [h]
     names: Bytes  # [h, 100]
     kinds: Bytes  # [h]
-    sizes: npt.NDArray[np.int64]  # [h] of the data behind each
-    usual: npt.NDArray[np.bool_]  # [h] checked, and written as nearly every tool writes it
-    end: int  # of the last one's data
+    sizes: Integers  # [h] bytes of the data behind each
+    nexts: Integers  # [h] where that data ends
+    usual: Truths  # [h] is one, written as nearly every tool writes it, and its data is whole
 
 
 def plain_members(stretch: bytes, *, at_end: bool) -> PlainMembers:
@@ -72,28 +77,31 @@ def plain_members(stretch: bytes, *, at_end: bool) -> PlainMembers:
 
     ``at_end`` says that the shard has nothing behind the stretch.
     """
-    headers = _headers(stretch)
-    extending = headers.usual & (headers.kinds == PAX)
-    extended = np.zeros_like(extending)  # those before which a PAX header stands
-    extended[1:] = extending[:-1]
+    blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    headers = _headers(blocks)
+    extending = headers.usual & (headers.kinds == PAX) & (headers.sizes > 0)
+    extended = np.append(False, extending)[:-1]  # a PAX header stands before these
     good = np.where(extending, ~extended, headers.usual & (headers.kinds == REGULAR))
-    good[extending] &= _say_nothing(stretch, headers.places[extending] + BLOCK, headers.sizes[extending])
+    good[extending] &= _say_nothing(blocks, headers.places[extending] + 1, headers.sizes[extending])
     count = len(good) if good.all() else int(good.argmin())
     chosen = np.flatnonzero(~extending[:count])
     return PlainMembers(
         names=headers.names[chosen].view(f"S{NAME.stop}").ravel().tolist(),
-        firsts=headers.places[chosen - extended[chosen]],
-        starts=headers.places[chosen] + BLOCK,
+        firsts=headers.places[chosen - extended[chosen]] * BLOCK,
+        starts=headers.places[chosen] * BLOCK + BLOCK,
         sizes=headers.sizes[chosen],
-        ended=count == len(good) and not extending[-1:].any() and _archive_ends(stretch, headers.end, at_end),
+        ended=count > 0
+        and not extending[count - 1]
+        and _archive_ends(stretch, int(headers.nexts[count - 1]) * BLOCK, at_end),
     )
 
 
-def _headers(stretch: bytes) -> _Headers:
-    walked, end = _walk(stretch)
-    places = np.array(walked, np.int64)
-    headers = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)[places // BLOCK]
+def _headers(blocks: Bytes) -> _Headers:
+    places = np.flatnonzero((blocks.view("<u8")[:, SIGNATURE_WORD] & SIGNATURE_BITS) == SIGNATURE)
+    headers = blocks[places]
     fields = np.ascontiguousarray(headers[:, FIELDS].T)
+    sizes = _octal(fields[SIZE_DIGITS])
+    nexts = places + 1 + -(-sizes // BLOCK)
     checksums = headers.sum(axis=1, dtype=np.uint32) - fields[SUM].sum(axis=0, dtype=np.uint32) + SPACES
     usual = (
         _are_octal(fields[SIZE_DIGITS])
@@ -103,55 +111,44 @@ def _headers(stretch: bytes) -> _Headers:
         & (fields[SUM_END + 1] == SPACE)
         & (_octal(fields[SUM_DIGITS]) == checksums)
         & (headers[:, PREFIX.start] == 0)
+        & (nexts <= len(blocks))
+        # Data may look like a header too; a header is what stands where the data before it ends.
+        & (places == np.append(0, nexts)[:-1])
     )
-    return _Headers(
-        places, np.ascontiguousarray(headers[:, NAME]), fields[KIND_ROW], _octal(fields[SIZE_DIGITS]), usual, end
-    )
+    return _Headers(places, np.ascontiguousarray(headers[:, NAME]), fields[KIND_ROW], sizes, nexts, usual)
 
 
-def _walk(stretch: bytes) -> tuple[list[int], int]:
-    """Return where headers are whose data is whole, and where the last one's ends.
-
-    A size is taken as it reads, and checked later; what reads as none ends the walk.
-    """
-    places, place = [], 0
-    last = len(stretch) - BLOCK
-    try:
-        while place <= last:
-            size = int(stretch[place + SIZE.start : place + SIZE.stop - 1], 8)
-            if size < 0:
-                break
-            places.append(place)
-            place += BLOCK + (size + BLOCK - 1 & -BLOCK)
-    except ValueError:
-        pass
-    if place > len(stretch):
-        place = places.pop()
-    return places, place
-
-
-def _are_octal(digits: Bytes) -> npt.NDArray[np.bool_]:
+def _are_octal(digits: Bytes) -> Truths:
     """[d, h] → [h]"""
-    return ((digits & 0xF8) == ord("0")).all(axis=0)
+    octal: Truths = np.equal(digits & 0xF8, ord("0")).all(axis=0)
+    return octal
 
 
-def _octal(digits: Bytes) -> npt.NDArray[np.int64]:
+def _octal(digits: Bytes) -> Integers:
     """[d, h] → [h]"""
-    return WEIGHTS[-len(digits) :] @ (digits & 7)
+    values: Integers = WEIGHTS[-len(digits) :] @ (digits & 7)
+    return values
 
 
-def _say_nothing(stretch: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _say_nothing(blocks: Bytes, places: Integers, sizes: Integers) -> Truths:
     """[x] Tell of each PAX header's data whether the member behind it is read the same without it."""
-    bodies = (stretch[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-    return np.fromiter(map(_says_nothing, bodies), np.bool_, len(starts))
+    nothing = _give_the_time(blocks[places], sizes)
+    for index in np.flatnonzero(~nothing).tolist():
+        start = int(places[index]) * BLOCK
+        records = pax_records(blocks.reshape(-1)[start : start + int(sizes[index])].tobytes())
+        nothing[index] = records is not None and not renames(records)
+    return nothing
 
 
-def _says_nothing(pax_header: bytes) -> bool:
-    match = ONE_TIME.fullmatch(pax_header)
-    if match:
-        return int(match[1]) == len(pax_header)
-    records = pax_records(pax_header)
-    return records is not None and not renames(records)
+def _give_the_time(fronts: Bytes, sizes: Integers) -> Truths:
+    """[x] Tell of PAX headers' data, the first block of each [x, 512], whether that is one record with the time."""
+    text = np.ascontiguousarray(fronts[:, :9].T)
+    digits = text[:2] - ord("0")
+    said = 10 * digits[0] + digits[1]
+    last = fronts[np.arange(len(sizes)), np.minimum(sizes, BLOCK) - 1]
+    keyed = np.equal(text[2:], TIME_KEY).all(axis=0)
+    one: Truths = (digits <= 9).all(axis=0) & (said == sizes) & keyed & (last == NEWLINE)
+    return one
 
 
 def _archive_ends(stretch: bytes, place: int, at_end: bool) -> bool:
