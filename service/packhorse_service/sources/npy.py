@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ __all__ = ["Joined", "dump_array", "join_arrays", "load_array"]
 MAGIC = b"\x93NUMPY"
 MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+# What numpy's parser raises for bytes that are no header: it takes them for Python, first of today, then of long ago.
+NOT_A_HEADER = (ValueError, LookupError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 SINGLE_BYTE = ("|b1", "|i1", "|u1")
 WIDER = tuple(f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (2, 4, 8))
@@ -90,8 +94,10 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     try:
         version = np.lib.format.read_magic(stream)
         shape, fortran_order, dtype = HEADER_READERS[version](stream)
-    except (ValueError, KeyError) as error:
-        raise BadSample(f"it is not an .npy file of numbers ({error}); write it with numpy.save", member) from error
+    except NOT_A_HEADER as error:
+        raise BadSample(
+            "it is not an .npy file of numbers: it has no such header; write it with numpy.save", member
+        ) from error
     if dtype.kind not in "iufb":
         raise BadSample(f"it holds {dtype} values, which are not read here; save a plain array of integers", member)
     if len(shape) != 1 or fortran_order:
