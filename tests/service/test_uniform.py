@@ -278,6 +278,16 @@ def test_a_header_changed_at_any_byte_loads_as_it_does_sample_by_sample(tmp_path
             assert_same(tmp_path / "x.tar", bytes(changed))
 
 
+@pytest.mark.parametrize("digits", [b"12", b"14", b"0=", b"\xb13", b" 3", b"+3", b"1\0"])
+def test_a_pax_header_that_tells_a_wrong_length_is_refused(tmp_path: Path, digits: bytes) -> None:
+    raw = small(tarfile.PAX_FORMAT, 1.5)
+    assert raw.count(b"13 mtime=1.5\n") == 2
+    changed = raw.replace(b"13 mtime", digits + b" mtime", 1)
+    assert_same(tmp_path / "x.tar", changed)
+    with pytest.raises(SourceError, match="the PAX header before this byte is malformed"):
+        loader_of(WHOLE).load(BlockRequest("s", shard_at(tmp_path / "x.tar"), 0, 0))
+
+
 def test_data_that_looks_like_a_header_is_data(tmp_path: Path) -> None:
     inner = written([("inner.npy", ids_of(5))], tarfile.USTAR_FORMAT)
     padded = np.frombuffer(bytes(384) + inner + inner, "<u2") % 1000
