@@ -21,7 +21,7 @@ from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.sources.plain import plain_members
 from packhorse_service.sources.samples import group_samples
 from packhorse_service.sources.tar import Member, read_members
-from packhorse_service.sources.uniform import UniformSamples, read_uniform
+from packhorse_service.sources.uniform import AHEAD_BYTES, UniformSamples, read_uniform
 from tests.service.shards_on_disk import ids_member, shard_at
 from tests.shared_data import shared
 
@@ -126,6 +126,7 @@ odd_members = st.sampled_from(
         written([("gnu" * 40 + ".npy", ids_of(3))], tarfile.GNU_FORMAT),
         written([("sparse.npy", b"")], tarfile.GNU_FORMAT, kind=tarfile.GNUTYPE_SPARSE),
         written([("contiguous.npy", ids_of(3))], tarfile.USTAR_FORMAT, kind=tarfile.CONTTYPE),
+        member("told.npy", comment="a header that nothing follows, or another one")[:1024],
         bytes(512),
     ]
 )
@@ -286,6 +287,29 @@ def test_a_pax_header_that_tells_a_wrong_length_is_refused(tmp_path: Path, digit
     assert_same(tmp_path / "x.tar", changed)
     with pytest.raises(SourceError, match="the PAX header before this byte is malformed"):
         loader_of(WHOLE).load(BlockRequest("s", shard_at(tmp_path / "x.tar"), 0, 0))
+
+
+def test_two_pax_headers_in_a_row_belong_to_one_member(tmp_path: Path) -> None:
+    first, second = member("a.npy", ids_of(3), mtime=1.5), member("b.npy", ids_of(3), mtime=1.5)
+    assert_same(tmp_path / "x.tar", first + second[:1024] + second, 1)
+    assert plain_members(first + second[:1024] + second, at_end=True).names == [b"a.npy"]
+
+
+def test_a_pax_header_that_nothing_follows_is_an_error(tmp_path: Path) -> None:
+    first, second = member("a.npy", ids_of(3), mtime=1.5), member("b.npy", ids_of(3), mtime=1.5)
+    for end in (b"", bytes(1024)):
+        assert_same(tmp_path / "x.tar", first + second[:1024] + end)
+        with pytest.raises(SourceError, match="ends after an extension header"):
+            loader_of(WHOLE).load(BlockRequest("s", shard_at(tmp_path / "x.tar"), 0, 0))
+
+
+def test_a_sample_that_ends_with_what_was_read_is_not_taken_for_the_last(tmp_path: Path) -> None:
+    block_bytes = 1024
+    data = ids_of((block_bytes + AHEAD_BYTES - 512 - 128) // 4)
+    raw = written([("a.npy", data), ("b.npy", ids_of(5))], tarfile.USTAR_FORMAT)
+    assert len(member("a.npy", data)) == block_bytes + AHEAD_BYTES
+    assert_same(tmp_path / "x.tar", raw, block_bytes)
+    assert loader_of(block_bytes).load(BlockRequest("s", shard_at(tmp_path / "x.tar"), 0, 0)).next_offset is not None
 
 
 def test_data_that_looks_like_a_header_is_data(tmp_path: Path) -> None:

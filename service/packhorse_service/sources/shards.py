@@ -65,25 +65,27 @@ def open_shard(shard: Shard) -> BinaryIO:
 
 
 def _expand(pattern: str, base: Path) -> list[_Found]:
-    _refuse_shell(pattern)
     try:
         names = list(braceexpand(pattern))
     except ValueError as error:
         raise SourceError(f"shards: pattern {pattern!r} has unbalanced braces; escape a literal one with \\") from error
+    for name in (pattern, *names):
+        _refuse_shell(name)
     if "://" in pattern:
         return [shard for name in names for shard in _remote(name, pattern)]
     return [shard for name in names for shard in _local(name, pattern, base)]
 
 
-def _refuse_shell(pattern: str) -> None:
-    scheme = pattern.partition(":")[0].lower()
-    if scheme == "pipe" or (scheme in SHELL_SCHEMES and "://" in pattern) or pattern == "-":
+def _refuse_shell(name: str) -> None:
+    scheme = name.partition(":")[0].lower()
+    if scheme == "pipe" or (scheme in SHELL_SCHEMES and "://" in name) or name == "-":
         raise SourceError(
-            f"shards: {pattern!r} is a form that webdataset hands to a shell or a standard stream, which is not done "
-            "here; name a file, or a URL that fsspec reads (s3://, gs://, https:// …)"
+            f"shards: {name!r} is a form that webdataset hands to a shell or a standard stream, which is never done "
+            "here: a shard is read from any offset, again and again; name a file, or a URL that fsspec reads (s3://, "
+            "gs://, https:// …)"
         )
-    if "::" in pattern:
-        raise SourceError(f"shards: {pattern!r} joins several with '::'; write them as a list")
+    if "::" in name:
+        raise SourceError(f"shards: {name!r} joins several with '::'; write them as a list")
 
 
 def _local(name: str, pattern: str, base: Path) -> list[_Found]:
