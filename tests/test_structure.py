@@ -28,6 +28,10 @@ EXECUTABLE_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send
 # file below its import root -> why it may
 SOCKETS = {
     "packhorse/dealer.py": "is the client's socket",
+    "packhorse/greeting.py": "asks a server that closes handshakes for its security mechanism",
+    "packhorse/keys.py": "asks ZeroMQ for the public key that belongs to a secret, and what it is built with",
+    "packhorse/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",
+    "packhorse_service/keys.py": "has ZeroMQ make a pair of keys; opens no socket",
     "packhorse_service/router.py": "is the server's socket",
     "packhorse_service/demo/processes.py": "asks the kernel for a free port for the demo's processes",
 }
@@ -104,6 +108,7 @@ def test_only_the_adapter_imports_torch() -> None:
 def test_the_public_names_are_these() -> None:
     assert packhorse.__all__ == [
         "AttentionOffsets",
+        "AuthenticationFailed",
         "BatchContract",
         "ConfigError",
         "ContractError",

@@ -63,6 +63,7 @@ IDS = [
     "PARTITION",
     "WINDOW",
     "RANKS_AGREE",
+    "KEY_RANK",
     "DTYPE_RANGE",
 ]
 
