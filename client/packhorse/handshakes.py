@@ -81,7 +81,7 @@ class Handshakes:
         if self.key is None:
             return AuthenticationFailed(
                 f"{self.endpoint}: the server takes clients with a key only, and this one has no key; make one "
-                f"(packhorse keygen) and name its file: key_file=, or the environment variable {KEY_FILE}"
+                f"(packhorse keygen) and name its file: key_file=, --key-file, or the environment variable {KEY_FILE}"
             )
         return AuthenticationFailed(
             f"{self.endpoint}: the server has no key, and {str(self.key.path)!r} allows to talk to the holder of "

@@ -88,7 +88,7 @@ def make_client(folder: Path, name: str, ranks: str) -> tuple[Made, Made]:
     _write_private(path, CLIENT_TEXT.format(name=name, public=public, secret=secret, server=server.decode()))
     _append(clients, CLIENT_SECTION.format(name=name, public=public, ranks=may.text))
     return (
-        Made(path, f"secret, for {may} alone"),
+        Made(path, f"secret, for {may}"),
         Made(clients, "for the server: who may connect, no secrets"),
     )
 

@@ -137,7 +137,8 @@ def load_clients(path: Path) -> Clients:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"clients file {str(path)!r} cannot be read: {error}; packhorse keygen makes it") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"clients file {str(path)!r} cannot be read: {reason}; packhorse keygen makes it") from error
     by_key: dict[bytes, Client] = {}
     for name, found in parse_toml(text, path).items():
         where = f"{path}: {name}"

@@ -20,7 +20,7 @@ from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import load_config
 from packhorse_service.keys import load_curve
-from packhorse_service.listening import require_private
+from packhorse_service.listening import is_private, require_private
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
@@ -79,6 +79,8 @@ def serve(
     described = load_config(config)
     where = listen or described.listen
     require_private(where, curve=described.curve is not None, insecure=insecure)
+    if insecure and described.curve is None and not is_private(where):
+        log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = None if described.curve is None else load_curve(described.curve, config.parent)
     plans = plan_streams(described, config.parent)
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
