@@ -20,6 +20,7 @@ from packhorse.contract import (
     TailPadding,
 )
 from packhorse.errors import (
+    AuthenticationFailed,
     ConfigError,
     ContractError,
     HandshakeRefused,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionOffsets",
+    "AuthenticationFailed",
     "BatchContract",
     "ConfigError",
     "ContractError",

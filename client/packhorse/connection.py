@@ -16,6 +16,7 @@ from packhorse.arrays import Arrays, finisher
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError, TransportError
 from packhorse.handover import Handover
+from packhorse.keys import ClientKey
 from packhorse.microbatch import MicroBatch
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Reconnect, Send, State
 from packhorse.views import view_microbatch
@@ -30,7 +31,7 @@ END_WAIT_S = 30.0  # how long a reader that has ended stays until all others hav
 class Connection:
     """One stream's, of one rank."""
 
-    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays) -> None:
+    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays, *, key: ClientKey | None = None) -> None:
         self.endpoint = endpoint
         self.session = session
         self.changed = threading.Condition()
@@ -41,7 +42,7 @@ class Connection:
         self._stopping = False
         self._leave_by = 0.0
         self._finish = finisher(arrays)
-        self._dealer = Dealer(endpoint)
+        self._dealer = Dealer(endpoint, key=key)
 
     def stop(self) -> None:
         self._leave_by = time.monotonic() + END_WAIT_S
@@ -82,6 +83,8 @@ class Connection:
             now = time.monotonic()
             if now >= next_keep_alive and self.handover.connected:
                 self._carry_out(self._locked(self.session.interval_passed))
+            if now >= next_keep_alive and self._dealer.given_up:
+                self._dealer.reconnect()
             if rung or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S
@@ -93,7 +96,7 @@ class Connection:
             if event is ConnectionEvent.UP:
                 self._carry_out(self._locked(self.session.connected))
             else:
-                self.handover.last_failure = "the connection was closed"
+                self.handover.last_failure = self._dealer.handshakes.trouble
 
     def _read(self) -> None:
         for frames in self._dealer.messages():

@@ -13,13 +13,15 @@ from enum import Enum, auto
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from packhorse.errors import ConfigError, TransportError
+from packhorse.errors import ConfigError
+from packhorse.handshakes import Handshakes
+from packhorse.keys import ClientKey
 from packhorse.wire import Frames
 
 __all__ = ["ConnectionEvent", "Dealer"]
 
 RECONNECT_MS = (100, 5_000)
-HANDSHAKE_MS = 5_000
+HANDSHAKE_MS = 4_000  # less than a server waits: what it closes, it closes for a reason
 HEARTBEAT_MS = 2_000
 SEND_MS = 1_000  # how long a connection that is being made may take to accept a message
 LEAVE_MS = 500  # how long the last message may take to leave
@@ -34,17 +36,20 @@ EVENTS: dict[int, ConnectionEvent] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: ConnectionEvent.UP,
     zmq.EVENT_DISCONNECTED: ConnectionEvent.DOWN,
 }
-FATAL_EVENTS: dict[int, str] = {
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server refused this client's key",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the server speaks another security mechanism (CURVE on one side only?)",
-}
+# What follows when ZeroMQ goes on trying; it gives up, and tells nobody, where a peer breaks its protocol.
+TRYING = {zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED}
 
 
 class Dealer:
-    """Connects, and connects again with backoff; what is on a connection that breaks is lost."""
+    """Connects, and connects again with backoff; what is on a connection that breaks is lost.
 
-    def __init__(self, endpoint: str) -> None:
+    With a ``key`` everything is encrypted, and only the server that the key names is talked to.
+    """
+
+    def __init__(self, endpoint: str, *, key: ClientKey | None = None) -> None:
         self.endpoint = endpoint
+        self.handshakes = Handshakes(endpoint, key)
+        self.given_up = False  # ZeroMQ has: ``reconnect`` begins anew
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._context = zmq.Context()
@@ -65,6 +70,9 @@ class Dealer:
             zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
         }.items():
             self._socket.setsockopt(option, value)
+        if self.handshakes.key is not None:
+            self._encrypt(self.handshakes.key)
+        self.given_up = False
         self._monitor = self._socket.get_monitor_socket()
         try:
             self._socket.connect(self.endpoint)
@@ -76,6 +84,11 @@ class Dealer:
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._ear.fileno()):
             self._poller.register(source, zmq.POLLIN)
+
+    def _encrypt(self, key: ClientKey) -> None:
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, key.server)
 
     def reconnect(self) -> None:
         """Start over: the endpoint's name is resolved again."""
@@ -90,11 +103,12 @@ class Dealer:
         return rung
 
     def events(self) -> Iterator[ConnectionEvent]:
-        """What happened to the connection. Raises ``TransportError`` where no retry can help."""
+        """What happened to the connection. Raises what ``Handshakes.observe`` does."""
         while self._monitor.poll(0):
-            kind = recv_monitor_message(self._monitor)["event"]
-            if kind in FATAL_EVENTS:
-                raise TransportError(f"{self.endpoint}: {FATAL_EVENTS[kind]}")
+            message = recv_monitor_message(self._monitor)
+            kind = int(message["event"])
+            self.given_up = kind not in TRYING and (self.given_up or kind == zmq.EVENT_DISCONNECTED)
+            self.handshakes.observe(kind, int(message["value"]))
             if kind in EVENTS:
                 yield EVENTS[kind]
 

@@ -7,6 +7,7 @@
     ├── SourceError          the data is wrong: a shard, a member, a sample
     ├── ProtocolError        the peer said something that the protocol does not allow
     └── TransportError       the peer cannot be reached, or is silent
+        ├── AuthenticationFailed  a key is missing, unknown or another's; no retry can help
         ├── StartTimeout     no attempt formed before ``start_timeout``
         ├── StallTimeout     the loop asked and nothing came for ``stall_timeout``
         └── ServerFailed     the server reported a fatal error of its own
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from packhorse.rules import Violation
 
 __all__ = [
+    "AuthenticationFailed",
     "ConfigError",
     "ContractError",
     "HandshakeRefused",
@@ -73,6 +75,10 @@ class ProtocolError(PackhorseError):
 
 class TransportError(PackhorseError):
     """The peer cannot be reached or does not answer."""
+
+
+class AuthenticationFailed(TransportError):
+    """The keys of server and client do not fit; the text says which is missing or wrong, and what to do."""
 
 
 class StartTimeout(TransportError, TimeoutError):

@@ -23,6 +23,7 @@ from packhorse.connection import END_WAIT_S, Connection
 from packhorse.contract import BatchContract
 from packhorse.environment import find_place
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
+from packhorse.keys import find_client_key
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
 from packhorse.rules import Violation
@@ -43,9 +44,11 @@ class Feed(Iterator[MicroBatch]):
     ``window``: micro-batches the server may send ahead of the loop. ``start_timeout`` bounds the wait for
     all readers to meet, ``stall_timeout`` the wait for one micro-batch, both in seconds and only while the
     loop is asking; they stay below the 600 s after which NCCL gives up. ``arrays``: ``"torch"`` (int64,
-    float32 and int32 tensors) or ``"numpy"``.
+    float32 and int32 tensors) or ``"numpy"``. ``key_file``: of this trainer (``packhorse keygen``), for a server
+    that takes clients with a key only; left out, the environment variable ``PACKHORSE_KEY_FILE`` names it.
 
-    Raises ``HandshakeRefused``, ``StartTimeout``, ``StallTimeout``, ``ServerFailed`` from the iteration.
+    Raises ``ConfigError`` where an argument or a key file cannot be used; from the iteration
+    ``AuthenticationFailed``, ``HandshakeRefused``, ``StartTimeout``, ``StallTimeout``, ``ServerFailed``.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Feed(Iterator[MicroBatch]):
         start_timeout: float = 540.0,
         stall_timeout: float = 540.0,
         arrays: Arrays = "torch",
+        key_file: str | os.PathLike[str] | None = None,
     ) -> None:
         layout = layout or ParallelLayout()
         place = find_place(layout, rank, world_size)
@@ -88,11 +92,12 @@ class Feed(Iterator[MicroBatch]):
             "start_timeout": start_timeout,
             "stall_timeout": stall_timeout,
             "arrays": arrays,
+            "key_file": key_file,
         }
         self._further: dict[str, Feed] = {}  # by the names of their streams
         self._kept: dict[str, FeedState] = {}  # of streams that a loaded state names and nobody has opened yet
         self._pid = os.getpid()
-        self._connection = Connection(endpoint, ClientSession(identity), arrays)
+        self._connection = Connection(endpoint, ClientSession(identity), arrays, key=find_client_key(key_file))
         self._thread = threading.Thread(target=self._connection.run, name=f"packhorse-feed-{place.rank}", daemon=True)
         # Also at interpreter exit: a finished reader then says BYE even when nobody called close().
         self._finalizer = weakref.finalize(self, _shut, self._connection, self._thread)

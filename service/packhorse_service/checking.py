@@ -18,20 +18,32 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from packhorse.context_parallel import Partition
-from packhorse.contract import Packing, ResolvedContract, default_segment_multiple
+from packhorse.contract import Packing, Readers, ResolvedContract, default_segment_multiple
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
 from packhorse.payload import narrowest
 from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
 from packhorse.rules.document import explain
 from packhorse_service.config import TRAIN, ServeConfig
+from packhorse_service.keys import load_clients
+from packhorse_service.listening import require_private
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import open_tokenizer, resolve_contract
 from packhorse_service.streams import each_stream
 from packhorse_service.trainer_file import TrainerFile
 from packhorse_service.windows import check_window
 
-__all__ = ["Report", "as_json", "check_config", "check_streams", "explain_rule", "fill_bound", "load_lengths", "show"]
+__all__ = [
+    "Report",
+    "as_json",
+    "check_access",
+    "check_config",
+    "check_streams",
+    "explain_rule",
+    "fill_bound",
+    "load_lengths",
+    "show",
+]
 
 Lengths = npt.NDArray[np.int64]
 MASK_BYTES = 1 / 8  # the loss mask travels as bits
@@ -73,6 +85,19 @@ def check_streams(
 
     reports = each_stream(config, report)
     return replace(reports.pop(TRAIN), further=reports)
+
+
+def check_access(config: ServeConfig, base: Path, *, insecure: bool = False) -> None:
+    """Raise ``ConfigError`` where the server would be open to others, or no key may claim the rank of some reader.
+
+    The server's secret need not be on this machine.
+    """
+    require_private(config.listen, curve=config.curve is not None, insecure=insecure)
+    if config.curve is not None:
+        clients = load_clients(base / config.curve.clients)
+        for name in (TRAIN, *config.streams):
+            stream = config.of_stream(name)
+            clients.require_readers(stream.layout, stream.contract.readers or Readers.ALL, name)
 
 
 def check_config(

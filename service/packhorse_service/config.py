@@ -40,6 +40,7 @@ from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
 
 __all__ = [
+    "CurveConfig",
     "LoadingConfig",
     "MixingConfig",
     "PackingConfig",
@@ -126,6 +127,13 @@ class PackingConfig(Section):
     hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
 
 
+class CurveConfig(Section):
+    """Keys (``packhorse keygen``): everything is encrypted, and only who is on the list can connect."""
+
+    key_file: str  # the server's; its owner alone may read it
+    clients: str  # who may connect, as which ranks; no secrets
+
+
 class ResumeConfig(Section):
     """How to go on from a checkpoint."""
 
@@ -189,7 +197,8 @@ class StreamConfig(Section):
 class ServeConfig(Section):
     """The whole file."""
 
-    listen: str = "tcp://127.0.0.1:5555"
+    listen: str = "tcp://127.0.0.1:5555"  # elsewhere than on loopback or ipc only with curve, or serve --insecure
+    curve: CurveConfig | None = None
     seed: int = Field(default=0, ge=0)
     date: Annotated[str | None, BeforeValidator(_date)] = Field(
         default=None, pattern=r"^\d{4}-\d{2}-\d{2}$"
@@ -296,5 +305,5 @@ def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
     return [f.alias or name for name, f in model.model_fields.items()]
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig}
+SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig, "curve": CurveConfig}
 NAMED: dict[str, type[BaseModel]] = {"sources": SourceConfig, "streams": StreamConfig}  # by names of the file's choice

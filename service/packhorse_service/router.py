@@ -1,6 +1,7 @@
 """The server's only socket: a ROUTER that fails rather than drops (``ROUTER_MANDATORY``) and never blocks.
 
-One thread owns it. Any other, and a signal handler, may ring the bell.
+One thread owns it. Any other, and a signal handler, may ring the bell. With keys (``curve``), another thread
+answers ZeroMQ's question of who may connect, and each message comes with the key of its connection.
 """
 
 from __future__ import annotations
@@ -10,31 +11,54 @@ import socket
 from collections.abc import Iterator, Sequence
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
-from packhorse.errors import ConfigError
+from packhorse.errors import ConfigError, TransportError
 from packhorse.wire import Frames
+from packhorse_service.keys import Curve, Gate
+from packhorse_service.listening import require_private, require_private_folder
 from packhorse_service.socket_file import SocketFile
 
 __all__ = ["Router"]
 
 INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
+HANDSHAKE_MS = 5_000  # how long a connection may stay that proves nothing
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
+ZAP_DOMAIN = "packhorse"
+USER = "User-Id"  # what ``zmq.auth`` calls the public key of a connection
+NO_KEY = b""
 
 
 class Router:
-    """Bound to ``listen``; ``endpoint`` is where that is in fact. Raises ``ConfigError`` where it cannot be."""
+    """Bound to ``listen``; ``endpoint`` is where that is in fact. With ``curve`` only its clients can connect.
 
-    def __init__(self, listen: str) -> None:
+    Raises ``ConfigError`` where it cannot be bound, or would be open to others and is not meant to be (``insecure``).
+    """
+
+    def __init__(self, listen: str, *, curve: Curve | None = None, insecure: bool = False) -> None:
+        require_private(listen, curve=curve is not None, insecure=insecure)
+        require_private_folder(listen)
         self._bell, self._ear = socket.socketpair()
         self._context = zmq.Context()
+        self._curve = curve
+        self._gatekeeper = None if curve is None else self._keep_gate(curve)
         self._socket = self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._socket_file = SocketFile.of(self.endpoint)
+        if self._socket_file is not None:
+            self._socket_file.keep_private()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._ear.fileno(), zmq.POLLIN)
+
+    def _keep_gate(self, curve: Curve) -> ThreadAuthenticator:
+        """It answers before anything is bound: there is no moment in which anybody can connect."""
+        gatekeeper = ThreadAuthenticator(self._context)
+        gatekeeper.configure_curve_callback(ZAP_DOMAIN, Gate(curve.clients))
+        gatekeeper.start()
+        return gatekeeper
 
     def _bind(self, listen: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -47,15 +71,21 @@ class Router:
             zmq.LINGER: LINGER_MS,
             zmq.BACKLOG: BACKLOG,
             zmq.IPV6: int("[" in listen),  # an IPv6 socket would announce IPv4 addresses in a mapped form
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
             zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
             zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
         }.items():
             router.setsockopt(option, value)
+        if self._curve is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
+            router.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse all where nobody answers
         try:
             router.bind(listen)
         except zmq.ZMQError as error:
             router.close(linger=0)
-            self._context.term()
+            self._end_context()
             raise ConfigError(
                 f"listen={listen!r}: {error}; end the process that uses it, or choose another port "
                 "(tcp://127.0.0.1:* takes a free one)"
@@ -63,18 +93,26 @@ class Router:
         return router
 
     def wait(self, timeout_ms: int) -> bool:
-        """Until something happens; whether the bell was rung."""
+        """Until something happens; whether the bell was rung.
+
+        Raises ``TransportError`` where the thread that lets clients in is gone: they would wait and never hear why.
+        """
+        if self._gatekeeper is not None and not self._gatekeeper.is_alive():
+            raise TransportError("the thread that checks the keys of clients has ended; start the server again")
         rung = self._ear.fileno() in dict(self._poller.poll(timeout_ms))
         if rung:
             self._ear.recv(4096)
         return rung
 
-    def messages(self) -> Iterator[tuple[bytes, Frames]]:
-        """What has arrived: the connection it came on, and its frames."""
+    def messages(self) -> Iterator[tuple[bytes, Frames, bytes]]:
+        """What has arrived: the connection it came on, its frames, and the public key of its sender, if any."""
         with contextlib.suppress(zmq.Again):
             while True:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                yield peer, frames
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                yield peer.bytes, [frame.bytes for frame in frames], self._key_of(peer)
+
+    def _key_of(self, frame: zmq.Frame) -> bytes:
+        return NO_KEY if self._curve is None else str(frame.get(USER)).encode("ascii")
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there still is such a connection. Buffers are not copied, and must never change."""
@@ -94,8 +132,13 @@ class Router:
     def close(self) -> None:
         """Close the socket, after what was sent has left, or a moment. The bell can be rung still, in vain."""
         self._socket.close()
-        self._context.term()
+        self._end_context()
         if self._socket_file is not None:
             self._socket_file.remove()
         self._bell.close()
         self._ear.close()
+
+    def _end_context(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.stop()
+        self._context.term()

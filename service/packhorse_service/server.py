@@ -21,10 +21,12 @@ from pathlib import Path
 from types import FrameType
 
 from packhorse.errors import ContractError, ProtocolError
-from packhorse.wire import Bye, ErrorCode, Message, Reject, ServerError, decode, encode
+from packhorse.rules import Violation
+from packhorse.wire import Bye, ErrorCode, Hello, Message, Reject, ServerError, decode, encode
 from packhorse_service.accounting import describe_counts
 from packhorse_service.attempt import Phase
 from packhorse_service.dismissal import refusal
+from packhorse_service.keys import Curve
 from packhorse_service.loading import Engine
 from packhorse_service.notices import describe
 from packhorse_service.offer import Offer, readers_of
@@ -64,9 +66,15 @@ class Server:
         steps_ahead: int = 2,
         rejoin_after_s: float = 60.0,
         end_grace_s: float = END_GRACE_S,
+        curve: Curve | None = None,
+        insecure: bool = False,
     ) -> None:
         self._end_grace_s = end_grace_s
-        self._router = Router(listen)
+        self._clients = None if curve is None else curve.clients
+        if self._clients is not None:
+            for plan, _ in streams:
+                self._clients.require_readers(plan.layout, plan.contract.readers, plan.name)
+        self._router = Router(listen, curve=curve, insecure=insecure)
         self.endpoint = self._router.endpoint
         name = secrets.token_bytes(8)
         self._streams = {
@@ -89,6 +97,7 @@ class Server:
             for plan, engine in streams
         }
         self._first, *self._further = self._streams.values()
+        self._wrong_claims: set[Violation] = set()  # that were logged
         self._stopping: str | None = None
         self._failed_s = 0.0
 
@@ -188,7 +197,7 @@ class Server:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
-        for peer, frames in self._router.messages():
+        for peer, frames, key in self._router.messages():
             try:
                 message, extra = decode(frames)
             except ProtocolError as error:
@@ -196,9 +205,28 @@ class Server:
                 continue
             stream = self._streams.get(message.stream)
             if stream is not None:
-                self._carry_out(stream, stream.session.receive(peer, message, extra, now))
+                if not isinstance(message, Hello) or self._lets_claim(stream, peer, message, key):
+                    self._carry_out(stream, stream.session.receive(peer, message, extra, now))
             elif not isinstance(message, Bye):
                 self._refuse_stream(peer, message)
+
+    def _lets_claim(self, stream: Served, peer: bytes, hello: Hello, key: bytes) -> bool:
+        """Whether this key may be this reader, which comes before everything else: others learn no contract.
+
+        Only HELLO claims a rank. All that follows is bound to the connection that said it, and so to its key.
+        """
+        session = stream.session
+        if self._clients is None or hello.reader not in session.offer.readers:
+            return True
+        violation = self._clients.claim_refusal(key, session.offer.layout.rank(hello.reader))
+        if violation is None:
+            return True
+        named = session.dismissal.refuse(hello, [violation])
+        if named[0] not in self._wrong_claims:
+            self._wrong_claims.add(named[0])
+            log.warning("%s%s", self._label(stream), named[0])
+        self._carry_out(stream, [Send(peer, Reject(stream=stream.name, violations=named))])
+        return False
 
     def _refuse(self, peer: bytes, message: str) -> None:
         log.warning("a message that the protocol does not allow: %s", message)

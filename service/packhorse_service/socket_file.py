@@ -24,6 +24,10 @@ class SocketFile:
         is_file = endpoint.startswith(IPC) and path.is_socket()
         return cls(path, path.stat().st_ino) if is_file else None
 
+    def keep_private(self) -> None:
+        """Only its owner may connect, whatever the umask; ZeroMQ leaves that to it."""
+        self.path.chmod(0o600)
+
     def remove(self) -> None:
         """Nobody listens there any more."""
         if self.path.is_socket() and self.path.stat().st_ino == self.inode:

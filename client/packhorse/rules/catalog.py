@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     Rule("PARTITION", ERROR, stack.partition, ("stack",), stack.sliced),
     Rule("WINDOW", ERROR, stack.window, ("window",)),
     Rule("RANKS_AGREE", ERROR, stack.ranks_agree),
+    Rule("KEY_RANK", ERROR, stack.key_rank),
     Rule("DTYPE_RANGE", ERROR, lengths.dtype_range),
 )
 

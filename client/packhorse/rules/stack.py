@@ -203,3 +203,13 @@ def ranks_agree(_case: Case) -> Iterator[Finding]:
     Source: Megatron-LM core/pipeline_parallel/schedules.py: ranks that disagree on a step wait for each other.
     """
     return iter(())
+
+
+def key_rank(_case: Case) -> Iterator[Finding]:
+    """Where the server has keys, each reader's may claim its rank.
+
+    Checked at the handshake, before everything else. The server's list of clients says which ranks a key may claim.
+
+    Source: ZeroMQ's CURVE (rfc.zeromq.org/spec/26) proves who holds a key; it knows of no ranks.
+    """
+    return iter(())

@@ -13,11 +13,14 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
-from packhorse_service.checking import as_json, check_streams, explain_rule, load_lengths, show
+from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
+from packhorse_service.commands.keys import keygen_command
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import load_config
+from packhorse_service.keys import load_curve
+from packhorse_service.listening import is_private, require_private
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
@@ -61,14 +64,24 @@ def serve(
     endpoint_file: Annotated[
         Path | None, typer.Option(help="Write the endpoint to this file once the server listens.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen on a network without keys: whoever reaches it can read the data.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> int:
     """Launch the packing server beside the trainers.
 
-    It reads and packs at once, waits for every reader of the layout, and ends when all have left.
+    It reads and packs at once, waits for every reader of the layout, and ends when all have left. Elsewhere than
+    on loopback or ipc it needs keys: curve: {key_file: keys/server.key, clients: keys/clients.toml} in the file, made
+    by packhorse keygen.
     """
     _log_to_stderr(log_level)
     described = load_config(config)
+    where = listen or described.listen
+    require_private(where, curve=described.curve is not None, insecure=insecure)
+    if insecure and described.curve is None and not is_private(where):
+        log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
+    curve = None if described.curve is None else load_curve(described.curve, config.parent)
     plans = plan_streams(described, config.parent)
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
@@ -78,9 +91,11 @@ def serve(
             engines.callback(engine.close)
         server = Server(
             streams,
-            listen or described.listen,
+            where,
             steps_ahead=described.steps_ahead,
             rejoin_after_s=described.rejoin_after_s,
+            curve=curve,
+            insecure=insecure,
         )
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
@@ -104,6 +119,9 @@ def check(
     lengths: Annotated[Path | None, typer.Option(help="Slots of each sample, to bound the fill (.npy).")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="The lengths count ids: n ids fill n - 1 slots.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="It will be served with --insecure: without keys, on a network.")
+    ] = False,
     rule: Annotated[str | None, typer.Option("--explain", help="Explain this rule, and check nothing.")] = None,
 ) -> int:
     """Prove the contract without a server: the rules of the handshake, and what follows from the layout.
@@ -115,8 +133,10 @@ def check(
         return 0
     if config is None:
         raise ConfigError("FEED.YAML is missing; name the configuration, or a rule with --explain")
+    described = load_config(config)
+    check_access(described, config.parent, insecure=insecure)
     report = check_streams(
-        load_config(config),
+        described,
         config.parent,
         None if trainer is None else load_trainer(trainer),
         world,
@@ -131,6 +151,7 @@ def check(
 
 app.command()(reporting(plan))
 app.command()(reporting(inspect))
+app.command("keygen")(reporting(keygen_command))
 app.command("tap")(reporting(tap_command))
 
 

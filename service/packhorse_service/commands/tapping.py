@@ -34,6 +34,9 @@ def tap_command(
     resume: Annotated[Path | None, typer.Option(help="Go on from this state.", metavar="STATE")] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Print whose samples they are (the server needs keys).")] = False,
     pairs: Annotated[bool, typer.Option("--pairs", help="Print each (input id, target id).")] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The key of this client; left out: what PACKHORSE_KEY_FILE names.")
+    ] = None,
     verify: Annotated[bool, typer.Option(help="Check whole rows against their digest.")] = True,
 ) -> int:
     """Connect as a rank and print one JSON line for each micro-batch.
@@ -55,6 +58,7 @@ def tap_command(
         start_timeout=timeout,
         stall_timeout=timeout,
         arrays="numpy",
+        key_file=key_file,
     )
     settings = TapSettings(steps=steps, delay_s=delay, state_out=state_out, keys=keys, pairs=pairs, verify=verify)
     with feed:
