@@ -29,6 +29,7 @@ EXECUTABLE_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send
 SOCKETS = {
     "packhorse/dealer.py": "is the client's socket",
     "packhorse_service/router.py": "is the server's socket",
+    "packhorse_service/connections.py": "closes single connections of the server's socket",
     "packhorse_service/demo/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {

@@ -8,19 +8,35 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import NamedTuple
 
 import zmq
 
 from packhorse.errors import ConfigError
 from packhorse.wire import Frames
+from packhorse_service.connections import Connections
 from packhorse_service.socket_file import SocketFile
 
-__all__ = ["Router"]
+__all__ = ["Arrival", "Router"]
 
 INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
+HANDSHAKE_MS = 5_000  # whoever connects and does not speak ZeroMQ by then is cut off
+RECEIVED_AHEAD = 16  # messages of one connection that wait to be read; the rest waits with who sent it
+RECEIVE_BUFFER_BYTES = 256 << 10
+MESSAGES_A_TURN = 256
+FRAMES_LIMIT = 3  # one more than any message has: what is beyond is read, and dropped
+
+
+class Arrival(NamedTuple):
+    """A message: who sent it, the number of its connection (``connections``), and its frames."""
+
+    peer: bytes
+    connection: int
+    frames: Frames
 
 
 class Router:
@@ -29,20 +45,25 @@ class Router:
     def __init__(self, listen: str) -> None:
         self._bell, self._ear = socket.socketpair()
         self._context = zmq.Context()
-        self._socket = self._bind(listen)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.connections = Connections(self._context, self._socket)
+        self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._socket_file = SocketFile.of(self.endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.connections.monitor, zmq.POLLIN)
         self._poller.register(self._ear.fileno(), zmq.POLLIN)
 
-    def _bind(self, listen: str) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
+    def _bind(self, listen: str) -> None:
+        router = self._socket
         for option, value in {
             zmq.ROUTER_MANDATORY: 1,
             zmq.ROUTER_HANDOVER: 0,
             zmq.SNDHWM: 0,  # the delivery window bounds what is in flight
-            zmq.RCVHWM: 0,
+            zmq.RCVHWM: RECEIVED_AHEAD,
+            zmq.RCVBUF: RECEIVE_BUFFER_BYTES,
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
             zmq.MAXMSGSIZE: INBOUND_LIMIT_BYTES,
             zmq.LINGER: LINGER_MS,
             zmq.BACKLOG: BACKLOG,
@@ -54,13 +75,13 @@ class Router:
         try:
             router.bind(listen)
         except zmq.ZMQError as error:
+            self.connections.close()
             router.close(linger=0)
             self._context.term()
             raise ConfigError(
                 f"listen={listen!r}: {error}; end the process that uses it, or choose another port "
                 "(tcp://127.0.0.1:* takes a free one)"
             ) from error
-        return router
 
     def wait(self, timeout_ms: int) -> bool:
         """Until something happens; whether the bell was rung."""
@@ -69,12 +90,22 @@ class Router:
             self._ear.recv(4096)
         return rung
 
-    def messages(self) -> Iterator[tuple[bytes, Frames]]:
-        """What has arrived: the connection it came on, and its frames."""
+    def messages(self) -> Iterator[Arrival]:
+        """Some of what has arrived, a message from each connection in turn."""
         with contextlib.suppress(zmq.Again):
-            while True:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                yield peer, frames
+            for _ in repeat(None, MESSAGES_A_TURN):
+                peer = self._socket.recv(zmq.NOBLOCK, copy=False)
+                yield Arrival(peer.bytes, peer.get(zmq.SRCFD), self._frames())
+
+    def _frames(self) -> list[bytes]:
+        """Of one message. Their number has no limit in ZeroMQ, so it has one here."""
+        frames, more = list[bytes](), True
+        while more:
+            frame = self._socket.recv(copy=False)
+            more = frame.more
+            if len(frames) < FRAMES_LIMIT:
+                frames.append(frame.bytes)
+        return frames
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there still is such a connection. Buffers are not copied, and must never change."""
@@ -93,6 +124,7 @@ class Router:
 
     def close(self) -> None:
         """Close the socket, after what was sent has left, or a moment. The bell can be rung still, in vain."""
+        self.connections.close()
         self._socket.close()
         self._context.term()
         if self._socket_file is not None:

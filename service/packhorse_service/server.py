@@ -21,16 +21,18 @@ from pathlib import Path
 from types import FrameType
 
 from packhorse.errors import ContractError, ProtocolError
-from packhorse.wire import Bye, ErrorCode, Message, Reject, ServerError, decode, encode
+from packhorse.wire import Bye, ErrorCode, Hello, Message, Reject, ServerError, decode, encode
 from packhorse_service.accounting import describe_counts
+from packhorse_service.admission import Admission, Limits, Verdict
 from packhorse_service.attempt import Phase
+from packhorse_service.connections import Change
 from packhorse_service.dismissal import refusal
 from packhorse_service.loading import Engine
 from packhorse_service.notices import describe
 from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import StreamPlan
 from packhorse_service.producer import Failed, Made, NotRestored, Producer, Restored
-from packhorse_service.router import Router
+from packhorse_service.router import Arrival, Router
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
 
 __all__ = ["Server"]
@@ -89,6 +91,8 @@ class Server:
             for plan, engine in streams
         }
         self._first, *self._further = self._streams.values()
+        readers = sum(len(stream.session.offer.readers) for stream in self._streams.values())
+        self._admission = Admission(Limits.for_readers(readers))
         self._stopping: str | None = None
         self._failed_s = 0.0
 
@@ -151,6 +155,7 @@ class Server:
             now = time.monotonic()
             if rung:
                 self._take_results(now)
+            self._watch(now)
             self._read(now)
             for stream in self._streams.values():
                 self._carry_out(stream, stream.session.tick(now))
@@ -187,21 +192,56 @@ class Server:
         if heard or now - self._failed_s > FAREWELL_S:
             raise StreamFailed(failure)
 
-    def _read(self, now: float) -> None:
-        for peer, frames in self._router.messages():
-            try:
-                message, extra = decode(frames)
-            except ProtocolError as error:
-                self._refuse(peer, str(error))
-                continue
-            stream = self._streams.get(message.stream)
-            if stream is not None:
-                self._carry_out(stream, stream.session.receive(peer, message, extra, now))
-            elif not isinstance(message, Bye):
-                self._refuse_stream(peer, message)
+    def _watch(self, now: float) -> None:
+        """Follow who connects and leaves, and close what is over its allowance."""
+        for change, connection in self._router.connections.changes():
+            if change is Change.CLOSED:
+                self._admission.closed(connection)
+            elif self._admission.opened(connection, now) is Verdict.CLOSE:
+                self._router.connections.shut(connection)
+        for connection in self._admission.silent(now):
+            self._router.connections.shut(connection)
+        closed = self._admission.report(now)
+        if closed is not None:
+            log.warning("%s", closed)
 
-    def _refuse(self, peer: bytes, message: str) -> None:
-        log.warning("a message that the protocol does not allow: %s", message)
+    def _read(self, now: float) -> None:
+        for arrival in self._router.messages():
+            if self._abides(arrival, self._admission.hears(arrival.connection, arrival.peer, now)):
+                self._take(arrival, now)
+
+    def _abides(self, arrival: Arrival, verdict: Verdict) -> bool:
+        """Whether what has arrived is to be dealt with; its connection may be closed for it instead."""
+        if verdict is Verdict.CLOSE:
+            self._router.connections.shut(arrival.connection)
+        return verdict is Verdict.HEAR
+
+    def _take(self, arrival: Arrival, now: float) -> None:
+        """One message."""
+        peer, connection, frames = arrival
+        try:
+            message, extra = decode(frames)
+        except ProtocolError as error:
+            if self._abides(arrival, self._admission.offended(connection, now)):
+                self._refuse(peer, str(error), now)
+            return
+        if isinstance(message, Hello) and not self._abides(arrival, self._admission.greets(connection, now)):
+            return
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            if not isinstance(message, Bye) and self._abides(arrival, self._admission.offended(connection, now)):
+                self._refuse_stream(peer, message)
+            return
+        effects = stream.session.receive(peer, message, extra, now)
+        if _refused(peer, effects):
+            self._abides(arrival, self._admission.offended(connection, now))
+        elif isinstance(message, Hello):
+            self._admission.greeted(connection)
+        self._carry_out(stream, effects)
+
+    def _refuse(self, peer: bytes, message: str, now: float) -> None:
+        if self._admission.logs(now):
+            log.warning("a message that the protocol does not allow: %s", message)
         error = ServerError(stream=self._first.name, code=ErrorCode.HELLO, message=message, fatal=True)
         self._carry_out(self._first, [Send(peer, error)])
 
@@ -233,6 +273,7 @@ class Server:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
+                    self._admission.told(peer)
                     if not self._router.send(peer, [encode(message), *extra]):
                         stream.session.lost(peer)
                 case Make() | Restore():
@@ -245,6 +286,12 @@ class Server:
         deadline = time.monotonic() + PRODUCERS_S
         for stream in self._streams.values():
             stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _refused(peer: bytes, effects: list[Effect]) -> bool:
+    """Whether this peer is told that it may not have said what it said."""
+    refusals = (effect for effect in effects if isinstance(effect, Send) and effect.peer == peer)
+    return any(isinstance(refusal.message, ServerError | Reject) for refusal in refusals)
 
 
 class StreamFailed(ContractError):
