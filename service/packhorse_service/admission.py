@@ -108,7 +108,6 @@ class Admission:
     refused: int = 0  # connections that were closed
     _open: dict[int, _Connection] = field(default_factory=dict)
     _by_peer: dict[bytes, _Connection] = field(default_factory=dict)
-    _closing: set[int] = field(default_factory=set)  # what they said before may still wait to be read
     _arrivals: Budget = field(init=False)
     _lines: Budget = field(init=False)
     _reported: int = 0
@@ -121,11 +120,14 @@ class Admission:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._open
+
     # Connections -------------------------------------------------------------------------------------
 
     def opened(self, connection: int, now: float) -> Verdict:
         """Somebody has connected; whether it may stay."""
-        self.closed(connection)  # its number had another, whose end was not reported
+        self.closed(connection)  # its number was another's, whose end was not reported
         if len(self._open) >= self.limits.connections:
             return self._close(connection, f"{self.limits.connections} connections are open already")
         if not self._arrivals.take(now):
@@ -135,8 +137,9 @@ class Admission:
 
     def closed(self, connection: int) -> None:
         """It is gone, and its number may be another's soon."""
-        self._forget(connection)
-        self._closing.discard(connection)
+        known = self._open.pop(connection, None)
+        if known is not None:
+            self._by_peer.pop(known.peer, None)
 
     def silent(self, now: float) -> list[int]:
         """Connections that are to be closed: they have said no valid HELLO for long."""
@@ -149,12 +152,13 @@ class Admission:
     # Messages ----------------------------------------------------------------------------------------
 
     def hears(self, connection: int, peer: bytes, now: float) -> Verdict:
-        """Whether a message of this connection, which ``peer`` names, is looked at."""
-        if connection in self._closing:
-            return Verdict.IGNORE
+        """Whether a message of this connection, which ``peer`` names, is looked at.
+
+        One that is not open, as far as was reported, has been closed: what it had said before is not looked at.
+        """
         known = self._open.get(connection)
-        if known is None:  # its arrival is reported a moment later than its first message
-            known = self._open[connection] = self._new(now)
+        if known is None:
+            return Verdict.IGNORE
         if known.peer != peer:
             known.peer = peer
             self._by_peer[peer] = known
@@ -205,14 +209,8 @@ class Admission:
         limits = self.limits
         return _Connection(now, Budget(limits.hellos, now), Budget(limits.words, now), Budget(limits.offences, now))
 
-    def _forget(self, connection: int) -> None:
-        known = self._open.pop(connection, None)
-        if known is not None:
-            self._by_peer.pop(known.peer, None)
-
     def _close(self, connection: int, reason: str) -> Verdict:
         self.refused += 1
         self._reason = reason
-        self._forget(connection)
-        self._closing.add(connection)
+        self.closed(connection)
         return Verdict.CLOSE

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 __all__ = ["Change", "Connections"]
 
-CHANGES_A_TURN = 1024
+CHANGES_AT_ONCE = 8192
 
 
 class Change(Enum):
@@ -44,7 +44,7 @@ class Connections:
 
     def changes(self) -> Iterator[tuple[Change, int]]:
         """Some of what has happened since: whoever connects very fast does not keep the thread here."""
-        for _ in repeat(None, CHANGES_A_TURN):
+        for _ in repeat(None, CHANGES_AT_ONCE):
             if not self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
             event = recv_monitor_message(self.monitor)

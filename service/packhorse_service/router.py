@@ -95,7 +95,9 @@ class Router:
         with contextlib.suppress(zmq.Again):
             for _ in repeat(None, MESSAGES_A_TURN):
                 peer = self._socket.recv(zmq.NOBLOCK, copy=False)
-                yield Arrival(peer.bytes, peer.get(zmq.SRCFD), self._frames())
+                frames, connection = self._frames(), _connection_of(peer)
+                if connection is not None:
+                    yield Arrival(peer.bytes, connection, frames)
 
     def _frames(self) -> list[bytes]:
         """Of one message. Their number has no limit in ZeroMQ, so it has one here."""
@@ -131,3 +133,11 @@ class Router:
             self._socket_file.remove()
         self._bell.close()
         self._ear.close()
+
+
+def _connection_of(peer: zmq.Frame) -> int | None:
+    """The number of its connection; none for ZeroMQ before 3.0, which has no handshake: anything passes for it."""
+    try:
+        return int(peer.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None

@@ -156,6 +156,7 @@ class Server:
             if rung:
                 self._take_results(now)
             self._watch(now)
+            self._close_silent(now)
             self._read(now)
             for stream in self._streams.values():
                 self._carry_out(stream, stream.session.tick(now))
@@ -199,6 +200,8 @@ class Server:
                 self._admission.closed(connection)
             elif self._admission.opened(connection, now) is Verdict.CLOSE:
                 self._router.connections.shut(connection)
+
+    def _close_silent(self, now: float) -> None:
         for connection in self._admission.silent(now):
             self._router.connections.shut(connection)
         closed = self._admission.report(now)
@@ -207,6 +210,8 @@ class Server:
 
     def _read(self, now: float) -> None:
         for arrival in self._router.messages():
+            if arrival.connection not in self._admission:
+                self._watch(now)  # that it has come was told before it could speak
             if self._abides(arrival, self._admission.hears(arrival.connection, arrival.peer, now)):
                 self._take(arrival, now)
 
