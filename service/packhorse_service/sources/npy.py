@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import tokenize
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ __all__ = ["dump_array", "load_array"]
 MAGIC = b"\x93NUMPY"
 MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# What numpy's parser of headers raises beside what it documents: it tokenises text that is not Python.
+UNREADABLE = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 
 SINGLE_BYTE = ("|b1", "|i1", "|u1")
 WIDER = tuple(f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (2, 4, 8))
@@ -62,7 +65,7 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     try:
         version = np.lib.format.read_magic(stream)
         shape, fortran_order, dtype = HEADER_READERS[version](stream)
-    except (ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise BadSample(f"it is not an .npy file of numbers ({error}); write it with numpy.save", member) from error
     if dtype.kind not in "iufb":
         raise BadSample(f"it holds {dtype} values, which are not read here; save a plain array of integers", member)
