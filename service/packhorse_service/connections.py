@@ -45,10 +45,10 @@ class Connections:
     def changes(self) -> Iterator[tuple[Change, int]]:
         """Some of what has happened since: whoever connects very fast does not keep the thread here."""
         for _ in repeat(None, CHANGES_AT_ONCE):
-            if not self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not self.monitor.poll(0):
                 return
             event = recv_monitor_message(self.monitor)
-            yield EVENTS[event["event"]], int(event["value"])
+            yield EVENTS[int(event["event"])], int(event["value"])
 
     def shut(self, connection: int) -> None:
         """End a connection. One that has ended meanwhile is left alone, whatever has its number now."""

@@ -27,7 +27,7 @@ from packhorse.state import FeedState, read_states, write_states
 from packhorse.views import KEYS_DECODER, KEYS_LIMIT_BYTES, view_microbatch
 from packhorse.wire import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.cutting import NEVER, Era
-from packhorse_service.snapshot import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot
+from packhorse_service.snapshot import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot, inside_window
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
@@ -37,7 +37,7 @@ from tests.client.messages import EXAMPLES
 from tests.client.test_views import case_of, sample_of
 from tests.fuzz.harness import Decoder
 from tests.service.shards_on_disk import ids_member
-from tests.service.test_snapshot import IDENTITY, encoded, first_order, inside_window, place_with, plans, same
+from tests.service.test_snapshot import IDENTITY, encoded, first_order, place_with, plans, same
 from tests.strategies import ATTEMPT, RowCase, body_and_payload
 
 __all__ = ["CASES", "DECODERS", "TREES", "VALID", "Framed", "framed", "parts_of"]
@@ -63,6 +63,7 @@ class Framed:
     situation: int
     first: bytes
     second: bytes
+    kept: int = 0  # bytes at the beginning of each that another decoder is tried with
 
 
 # The wire --------------------------------------------------------------------------------------------
@@ -297,6 +298,8 @@ PLAIN_TARS = [
     _tar(tarfile.PAX_FORMAT, ["ключ" * 20 + ".txt", "__meta__/x", "e.bin"]),
 ]
 
+NPY_HEADER_BYTES = 128
+
 DECODERS: dict[str, Decoder] = {
     **{tag: _message_decoder(tag) for tag in EXAMPLES},
     **{
@@ -341,13 +344,12 @@ VALID: dict[str, Sequence[bytes | Framed]] = {
     "tar": [*PLAIN_TARS, gzip.compress(PLAIN_TARS[0], mtime=0)],
     "npy": [ids_member([1, 2, 3, 70_000]), ids_member([1] * 20, "|u1"), ids_member([0, 1], ">i8"), _dumped(np.ones(3))],
     "masked": [
-        Framed(0, ids_member([1, 2, 3]), ids_member([0, 1, 1], "|u1")),
-        Framed(0, ids_member([1, 2, 3]), _dumped(np.array([0.0, 1.0, 1.0], np.float32))),
-        Framed(1, ids_member([1, 2, 3]), ids_member([2, 3, 4])),
+        Framed(0, ids_member([1, 2, 3]), ids_member([0, 1, 1], "|u1"), NPY_HEADER_BYTES),
+        Framed(0, ids_member([1, 2, 3]), _dumped(np.array([0.0, 1.0, 1.0], np.float32)), NPY_HEADER_BYTES),
+        Framed(1, ids_member([1, 2, 3]), ids_member([2, 3, 4]), NPY_HEADER_BYTES),
     ],
     "conversation": [json.dumps(conversation).encode() for conversation in _conversations()],
 }
-
 
 
 def _as_msgpack(tree: Any) -> bytes:

@@ -52,7 +52,9 @@ class Decoder:
         before, _ = tracemalloc.get_traced_memory()
         self.accepts(data)
         _, peak = tracemalloc.get_traced_memory()
-        assert peak - before <= self.fixed_bytes + self.bytes_a_byte * len(data), self._broken(data, f"takes {peak - before} bytes")
+        assert peak - before <= self.fixed_bytes + self.bytes_a_byte * len(data), self._broken(
+            data, f"takes {peak - before} bytes"
+        )
 
 
 def decodes(decoder: Decoder, inputs: Iterable[bytes], at_least: int = INPUTS) -> int:

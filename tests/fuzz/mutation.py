@@ -15,10 +15,10 @@ __all__ = ["bytes_like", "leaves", "replaced", "trees_like"]
 Tree = Any
 Path = tuple[Any, ...]
 
-BYTES = (0, 1, 2, 0x0F, 0x10, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC2, 0xC4, 0xC7, 0xCA, 0xCF, 0xD3, 0xD4, 0xD9, 0xDC)
-BYTES += (0xDD, 0xDE, 0xDF, 0xE0, 0xFE, 0xFF, ord("0"), ord("9"), ord("-"), ord(" "), ord("\n"), ord('"'), ord("}"))
-NUMBERS = (0, 1, 2, 63, 64, 255, 256, (1 << 15) - 1, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62)
-NUMBERS += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+MARKERS = bytes.fromhex("00 01 02 0f 10 7f 80 90 a0 c0 c1 c2 c4 c7 ca cf d3 d4 d9 dc dd de df e0 fe ff")
+BYTES = MARKERS + b'09- \n"}'
+EDGES = (0, 1, 2, 63, 64, 255, 256, (1 << 15) - 1, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62)
+NUMBERS = (*EDGES, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 
 def _flip(data: bytearray, source: random.Random, _others: Sequence[bytes]) -> None:

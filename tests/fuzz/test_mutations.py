@@ -32,10 +32,11 @@ def inputs(name: str, count: int, seed: int) -> Iterator[bytes]:
 
 def _one_part(item: Framed, count: int, seed: int) -> Iterator[bytes]:
     """Mutations of the first part alone, then of the second alone."""
-    for first in bytes_like([item.first], count, seed):
-        yield framed(item.situation, first, item.second)
-    for second in bytes_like([item.second], count, seed):
-        yield framed(item.situation, item.first, second)
+    kept = item.kept
+    for first in bytes_like([item.first[kept:]], count, seed):
+        yield framed(item.situation, item.first[:kept] + first, item.second)
+    for second in bytes_like([item.second[kept:]], count, seed):
+        yield framed(item.situation, item.first, item.second[:kept] + second)
 
 
 @pytest.mark.parametrize("name", DECODERS)

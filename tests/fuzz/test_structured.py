@@ -29,7 +29,7 @@ many = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_he
 
 # Trees: messages, keys, states, conversations --------------------------------------------------------
 
-SCALARS = st.one_of(
+SCALARS: st.SearchStrategy[Any] = st.one_of(
     st.integers(-(1 << 63), (1 << 64) - 1),
     st.integers(-2, 9),
     st.floats(),
@@ -78,7 +78,7 @@ def _batch(situation: int, changed: dict[str, Any], slots: int | None, moved: tu
 VIEWS = st.builds(
     _batch,
     st.integers(0, len(CASES) - 1),
-    st.fixed_dictionaries({}, optional={name: OFFSETS | ORDERED for name in ("cu_seqlens", "cu_seqlens_padded")}),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("cu_seqlens", "cu_seqlens_padded"), OFFSETS | ORDERED)),
     st.none() | SMALL,
     st.none() | st.tuples(st.integers(0, 7), st.integers(-16, 1 << 40)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import pytest
 from tests.harness import RunningServer, running_server, write_config
 from tests.hostile.ranks import SteadyRanks, steady_ranks
 from tests.service.corpus import random_lengths, write_source
+
+log = logging.getLogger(__name__)
 
 RANKS = 2
 ATTACK_S = 2.0
@@ -88,7 +91,7 @@ class Besieged:
             attacking.result()
         assert self.server.process.poll() is None, self.log.read_text()[-2000:]
         self.ranks.assert_untroubled()
-        print(f"{throughput / self.calm:.0%} of {self.calm:.1f}/s, memory +{memory.grown:.1f} MiB")
+        log.info("%.0f %% of %.1f/s, memory +%.1f MiB", 100 * throughput / self.calm, self.calm, memory.grown)
         assert memory.grown <= MEMORY_MIB, f"memory grew by {memory.grown:.0f} MiB"
         return throughput
 

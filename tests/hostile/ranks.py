@@ -27,15 +27,22 @@ PAUSE_S = 0.02  # of a loop behind each micro-batch: far less than a server can 
 
 
 def read_steadily(endpoint: str, ranks: int, rank: int, counts: npt.NDArray[np.int64]) -> None:
-    timeouts = {"start_timeout": DEADLINE_S, "stall_timeout": DEADLINE_S}
     layout = ParallelLayout(data=ranks)
     try:
-        feed = Feed(endpoint, layout=layout, rank=rank, contract=BatchContract(), arrays="numpy", **timeouts)
+        feed = Feed(
+            endpoint,
+            layout=layout,
+            rank=rank,
+            contract=BatchContract(),
+            arrays="numpy",
+            start_timeout=DEADLINE_S,
+            stall_timeout=DEADLINE_S,
+        )
         for _ in feed:
             counts[rank] += 1
             time.sleep(PAUSE_S)
     except Exception as error:  # noqa: BLE001  whatever it is, the test must see it
-        print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+        os.write(1, f"rank {rank}: {type(error).__name__}: {error}\n".encode())
         os._exit(1)
 
 
@@ -74,9 +81,7 @@ def steady_ranks(endpoint: str, ranks: int, folder: Path) -> Iterator[SteadyRank
 
 def main(endpoint: str, ranks: int, path: Path) -> None:
     counts = np.memmap(path, np.int64, "r+", shape=(ranks,))
-    threads = [
-        threading.Thread(target=read_steadily, args=(endpoint, ranks, rank, counts)) for rank in range(ranks)
-    ]
+    threads = [threading.Thread(target=read_steadily, args=(endpoint, ranks, rank, counts)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -21,7 +21,7 @@ from packhorse import BatchContract, Coordinates, ParallelLayout, Position
 from packhorse.schema import pack
 from packhorse.wire import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
 from tests.hostile.conftest import RANKS, Besieged
-from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame, message
+from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame
 
 AGAIN_S = 0.15  # less often than connections may be opened, so that the attack is heard
 LAYOUT = ParallelLayout(data=RANKS)
