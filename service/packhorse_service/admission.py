@@ -31,7 +31,7 @@ class Verdict(Enum):
     """What becomes of a connection, or of what it said."""
 
     HEAR = auto()
-    IGNORE = auto()  # it is being closed
+    IGNORE = auto()  # it was closed for what it said before
     CLOSE = auto()
 
 
@@ -108,6 +108,7 @@ class Admission:
     refused: int = 0  # connections that were closed
     _open: dict[int, _Connection] = field(default_factory=dict)
     _by_peer: dict[bytes, _Connection] = field(default_factory=dict)
+    _shut: set[int] = field(default_factory=set)  # numbers that had connections closed from here, and no other since
     _arrivals: Budget = field(init=False)
     _lines: Budget = field(init=False)
     _reported: int = 0
@@ -128,6 +129,7 @@ class Admission:
     def opened(self, connection: int, now: float) -> Verdict:
         """Somebody has connected; whether it may stay."""
         self.closed(connection)  # its number was another's, whose end was not reported
+        self._shut.discard(connection)
         if len(self._open) >= self.limits.connections:
             return self._close(connection, f"{self.limits.connections} connections are open already")
         if not self._arrivals.take(now):
@@ -154,11 +156,12 @@ class Admission:
     def hears(self, connection: int, peer: bytes, now: float) -> Verdict:
         """Whether a message of this connection, which ``peer`` names, is looked at.
 
-        One that is not open, as far as was reported, has been closed: what it had said before is not looked at.
+        What a connection that was closed from here had said before is not. One that has left by itself is heard to
+        the end: BYE is the last that a reader says.
         """
         known = self._open.get(connection)
         if known is None:
-            return Verdict.IGNORE
+            return Verdict.IGNORE if connection in self._shut else Verdict.HEAR
         if known.peer != peer:
             known.peer = peer
             self._by_peer[peer] = known
@@ -213,4 +216,5 @@ class Admission:
         self.refused += 1
         self._reason = reason
         self.closed(connection)
+        self._shut.add(connection)
         return Verdict.CLOSE

@@ -121,6 +121,13 @@ def test_whoever_says_far_more_than_it_is_sent_is_closed_and_what_it_said_before
     assert admission.hears(2, b"other", 0.0) is Verdict.HEAR
 
 
+def test_a_reader_that_has_left_is_heard_to_the_end() -> None:
+    """Its BYE may still wait to be read when the end of its connection is reported."""
+    admission = admitted(1)
+    admission.closed(1)
+    assert admission.hears(1, b"peer", 1.0) is Verdict.HEAR
+
+
 def test_what_another_connection_is_sent_earns_nothing() -> None:
     admission = admitted(1, 2)
     admission.hears(1, b"one", 0.0)
