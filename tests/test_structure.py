@@ -46,6 +46,7 @@ SOCKETS = {
     "packhorse/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",
     "packhorse_service/keygen.py": "has ZeroMQ make a pair of keys; opens no socket",
     "packhorse_service/router.py": "is the server's socket",
+    "packhorse_service/connections.py": "closes single connections of the server's socket",
     "packhorse_service/demo/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.rules import Severity, Violation
+from packhorse.schema import HEADER_LIMIT_BYTES, pack
 from packhorse.wire import Hello
 
 __all__ = ["Dismissal", "rank_name", "refusal"]
 
 NAMES_SHOWN = 16
+REFUSED_KNOWN = 4096  # a HELLO says which reader it is, and in which layout: whatever it likes
+TEXT_LIMIT = 400  # characters of one text of a violation
+LIST_LIMIT_BYTES = HEADER_LIMIT_BYTES - 2048  # of all texts of a list, which must fit one header
 
 
 @dataclass(slots=True)
@@ -33,8 +37,10 @@ class Dismissal:
         It may stand in another layout: its rank there is what tells which process it is.
         """
         name = rank_name(hello.layout, hello.reader)
-        named = tuple(replace(violation, field=f"{violation.field} of {name}") for violation in violations)
-        self._refused[self._here(hello)] = named
+        named = _fitting(replace(violation, field=f"{violation.field} of {name}") for violation in violations)
+        at = self._here(hello)
+        if at in self._refused or len(self._refused) < REFUSED_KNOWN:
+            self._refused[at] = named
         return named
 
     def _here(self, hello: Hello) -> Coordinates:
@@ -60,7 +66,7 @@ class Dismissal:
 
     def violations(self, missing: Iterable[Coordinates], disagreement: Iterable[str]) -> tuple[Violation, ...]:
         """The whole list."""
-        return tuple(self._lines(sorted(set(missing) - self._refused.keys()), list(disagreement)))
+        return _fitting(self._lines(sorted(set(missing) - self._refused.keys()), list(disagreement)))
 
     def _lines(self, missing: list[Coordinates], disagreement: list[str]) -> Iterator[Violation]:
         for at in sorted(self._refused):
@@ -87,3 +93,20 @@ def rank_name(layout: ParallelLayout, at: Coordinates) -> str:
 
 def refusal(rule: str, field_name: str, want: str, got: str, remedy: str) -> Violation:
     return Violation(rule=rule, severity=Severity.ERROR, field=field_name, want=want, got=got, remedy=remedy)
+
+
+def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """As many as one header holds, and how many more there are: a longer list would reach nobody."""
+    shown, left, room = list[Violation](), 0, LIST_LIMIT_BYTES
+    for violation in map(_shortened, violations):
+        room -= len(pack(violation))
+        shown, left = (shown, left + 1) if left or room < 0 else ([*shown, violation], 0)
+    if left:
+        got = f"{left} more violations than fit this message"
+        shown.append(refusal("RANKS_AGREE", "readers", "a list that can be read", got, "correct these first"))
+    return tuple(shown)
+
+
+def _shortened(violation: Violation) -> Violation:
+    texts = {name: getattr(violation, name) for name in ("field", "want", "got", "remedy")}
+    return replace(violation, **{n: t if len(t) <= TEXT_LIMIT else f"{t[:TEXT_LIMIT]}…" for n, t in texts.items()})

@@ -104,10 +104,13 @@ class Meeting:
     _beginning: List = field(default_factory=dict)
     _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
     _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
+    _speaks: dict[bytes, bytes] = field(default_factory=dict)  # connection -> the client that said HELLO on it
     _ran: list[bytes] = field(default_factory=list)  # attempts that ran here; all but the last are over
 
     def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
         """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
+        if self._speaks.get(peer, hello.client) != hello.client:
+            self.forget(peer)  # one connection is one process: it takes the place of what it said it was
         self._withdraw(hello)
         self._arrivals += 1
         greeting = self._greeting(peer, hello, now)
@@ -141,8 +144,9 @@ class Meeting:
 
     def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
-        if len(self._since) > PROCESSES_A_READER * len(self.readers):
+        if max(len(self._since), len(self._speaks)) > PROCESSES_A_READER * len(self.readers):
             self._forget_times()
+        self._speaks[peer] = hello.client
         since = self._since.setdefault(hello.client, now)
         until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
         return Greeting(peer, hello, self._arrivals, since, until)
@@ -156,6 +160,7 @@ class Meeting:
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
+        self._speaks.pop(peer, None)
         self._drop(lambda greeting: greeting.peer == peer)
 
     def runs(self, attempt: bytes, clients: Container[bytes]) -> None:
@@ -171,6 +176,7 @@ class Meeting:
     def _forget_times(self) -> None:
         waiting = {greeting.hello.client for greeting in self.greetings()}
         self._since = {client: since for client, since in self._since.items() if client in waiting}
+        self._speaks = {peer: client for peer, client in self._speaks.items() if client in waiting}
 
     def clear(self) -> None:
         """Everybody was told to leave; who has not heard it, and says HELLO again, is as late as before."""

@@ -55,6 +55,7 @@ __all__ = [
 
 SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, drawn, faults
 SHARD_FORMAT = struct.Struct("<IQQII")  # shard, block offset, first sample, index in the block, its checksum
+COUNT_LIMIT, SUM_LIMIT = 1 << 31, 1 << 62  # a snapshot that holds more was made up: counting on would not fit one
 
 
 class MixBy(StrEnum):
@@ -218,7 +219,7 @@ class SourceOrder:
     def _is_possible(self) -> bool:
         """Whether drawing could have led here."""
         at_once = min(self.plan.open_shards, self.plan.shards)
-        if not at_once <= self.opened <= self.plan.shards or not self._in_epochs():
+        if not at_once <= self.opened <= self.plan.shards or not self._in_epochs() or not self._can_count_on():
             return False
         been_opened = set(_shard_order(self.plan, self.epoch)[: self.opened])
         distinct = {shard.shard for shard in self.open}
@@ -231,6 +232,11 @@ class SourceOrder:
             and self.turn < max(len(self.open), 1)
             and all((shard.offset == 0) == (shard.first_sample == 0) for shard in self.open)
         )
+
+    def _can_count_on(self) -> bool:
+        """Whether counters are far from the widest that a snapshot holds."""
+        firsts = [shard.first_sample for shard in self.open]
+        return max(self.epoch, self.faults) < COUNT_LIMIT and max(self.drawn, *firsts, 0) < SUM_LIMIT
 
     def _in_epochs(self) -> bool:
         return self.plan.epochs is None or self.epoch < self.plan.epochs

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from packhorse.errors import ConfigError, TransportError
 from packhorse.wire import Frames
+from packhorse_service.connections import Connections
 from packhorse_service.keys import Curve, Gate
 from packhorse_service.listening import require_private, require_private_folder
 from packhorse_service.socket_file import SocketFile
 
-__all__ = ["Router"]
+__all__ = ["Arrival", "Router"]
 
 INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
@@ -29,6 +32,19 @@ LINGER_MS = 1_000
 ZAP_DOMAIN = "packhorse"
 USER = "User-Id"  # what ``zmq.auth`` calls the public key of a connection
 NO_KEY = b""
+RECEIVED_AHEAD = 16  # messages of one connection that wait to be read; the rest waits with who sent it
+RECEIVE_BUFFER_BYTES = 256 << 10
+MESSAGES_A_TURN = 256
+FRAMES_LIMIT = 3  # one more than any message has: what is beyond is read, and dropped
+
+
+class Arrival(NamedTuple):
+    """A message: who sent it, the number (``connections``) and public key, if any, of its connection, its frames."""
+
+    peer: bytes
+    connection: int
+    key: bytes
+    frames: Frames
 
 
 class Router:
@@ -44,13 +60,16 @@ class Router:
         self._context = zmq.Context()
         self._curve = curve
         self._gatekeeper = None if curve is None else self._keep_gate(curve)
-        self._socket = self._bind(listen)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.connections = Connections(self._context, self._socket)
+        self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._socket_file = SocketFile.of(self.endpoint)
         if self._socket_file is not None:
             self._socket_file.keep_private()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.connections.monitor, zmq.POLLIN)
         self._poller.register(self._ear.fileno(), zmq.POLLIN)
 
     def _keep_gate(self, curve: Curve) -> ThreadAuthenticator:
@@ -60,13 +79,14 @@ class Router:
         gatekeeper.start()
         return gatekeeper
 
-    def _bind(self, listen: str) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
+    def _bind(self, listen: str) -> None:
+        router = self._socket
         for option, value in {
             zmq.ROUTER_MANDATORY: 1,
             zmq.ROUTER_HANDOVER: 0,
             zmq.SNDHWM: 0,  # the delivery window bounds what is in flight
-            zmq.RCVHWM: 0,
+            zmq.RCVHWM: RECEIVED_AHEAD,
+            zmq.RCVBUF: RECEIVE_BUFFER_BYTES,
             zmq.MAXMSGSIZE: INBOUND_LIMIT_BYTES,
             zmq.LINGER: LINGER_MS,
             zmq.BACKLOG: BACKLOG,
@@ -84,13 +104,13 @@ class Router:
         try:
             router.bind(listen)
         except zmq.ZMQError as error:
+            self.connections.close()
             router.close(linger=0)
             self._end_context()
             raise ConfigError(
                 f"listen={listen!r}: {error}; end the process that uses it, or choose another port "
                 "(tcp://127.0.0.1:* takes a free one)"
             ) from error
-        return router
 
     def wait(self, timeout_ms: int) -> bool:
         """Until something happens; whether the bell was rung.
@@ -104,15 +124,27 @@ class Router:
             self._ear.recv(4096)
         return rung
 
-    def messages(self) -> Iterator[tuple[bytes, Frames, bytes]]:
-        """What has arrived: the connection it came on, its frames, and the public key of its sender, if any."""
+    def messages(self) -> Iterator[Arrival]:
+        """Some of what has arrived, a message from each connection in turn."""
         with contextlib.suppress(zmq.Again):
-            while True:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                yield peer.bytes, [frame.bytes for frame in frames], self._key_of(peer)
+            for _ in repeat(None, MESSAGES_A_TURN):
+                peer = self._socket.recv(zmq.NOBLOCK, copy=False)
+                frames, connection = self._frames(), _connection_of(peer)
+                if connection is not None:
+                    yield Arrival(peer.bytes, connection, self._key_of(peer), frames)
 
     def _key_of(self, frame: zmq.Frame) -> bytes:
         return NO_KEY if self._curve is None else str(frame.get(USER)).encode("ascii")
+
+    def _frames(self) -> list[bytes]:
+        """Of one message. Their number has no limit in ZeroMQ, so it has one here."""
+        frames, more = list[bytes](), True
+        while more:
+            frame = self._socket.recv(copy=False)
+            more = frame.more
+            if len(frames) < FRAMES_LIMIT:
+                frames.append(frame.bytes)
+        return frames
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there still is such a connection. Buffers are not copied, and must never change."""
@@ -131,6 +163,7 @@ class Router:
 
     def close(self) -> None:
         """Close the socket, after what was sent has left, or a moment. The bell can be rung still, in vain."""
+        self.connections.close()
         self._socket.close()
         self._end_context()
         if self._socket_file is not None:
@@ -142,3 +175,11 @@ class Router:
         if self._gatekeeper is not None:
             self._gatekeeper.stop()
         self._context.term()
+
+
+def _connection_of(peer: zmq.Frame) -> int | None:
+    """The number of its connection; none for ZeroMQ before 3.0, which has no handshake: anything passes for it."""
+    try:
+        return int(peer.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None

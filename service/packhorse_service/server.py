@@ -1,6 +1,7 @@
 """The server's clock, and the thread that owns its socket (``router``).
 
-It decodes what arrives, gives it to the session of the stream that it names and carries out the effects.
+What arrives and may be heard (``door``) it gives to the session of the stream that it names, and carries out
+the effects.
 Each stream has a thread of its own that runs its pipeline (``producer``).
 
 The first stream is what the server is there for: it ends with its readers. Those of a further stream come and
@@ -20,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from packhorse.errors import ContractError, ProtocolError
+from packhorse.errors import ContractError
 from packhorse.rules import Violation
-from packhorse.wire import Bye, ErrorCode, Hello, Message, Reject, ServerError, decode, encode
+from packhorse.wire import Bye, Hello, Message, Reject, ServerError, encode
 from packhorse_service.accounting import describe_counts
+from packhorse_service.admission import Limits
 from packhorse_service.attempt import Phase
 from packhorse_service.dismissal import refusal
+from packhorse_service.door import Door, Heard
 from packhorse_service.keys import Curve
 from packhorse_service.loading import Engine
 from packhorse_service.notices import describe
@@ -97,6 +100,8 @@ class Server:
             for plan, engine in streams
         }
         self._first, *self._further = self._streams.values()
+        readers = sum(len(stream.session.offer.readers) for stream in self._streams.values())
+        self._door = Door(self._router, Limits.for_readers(readers), self._first.name)
         self._wrong_claims: set[Violation] = set()  # that were logged
         self._stopping: str | None = None
         self._failed_s = 0.0
@@ -197,41 +202,40 @@ class Server:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
-        for peer, frames, key in self._router.messages():
-            try:
-                message, extra = decode(frames)
-            except ProtocolError as error:
-                self._refuse(peer, str(error))
-                continue
-            stream = self._streams.get(message.stream)
+        self._door.watch(now)
+        for heard in self._door.heard(now):
+            stream = self._streams.get(heard.message.stream)
             if stream is not None:
-                if not isinstance(message, Hello) or self._lets_claim(stream, peer, message, key):
-                    self._carry_out(stream, stream.session.receive(peer, message, extra, now))
-            elif not isinstance(message, Bye):
-                self._refuse_stream(peer, message)
+                self._take(stream, heard, now)
+            elif not isinstance(heard.message, Bye) and self._door.bears(heard.connection, now):
+                self._refuse_stream(heard.peer, heard.message)
 
-    def _lets_claim(self, stream: Served, peer: bytes, hello: Hello, key: bytes) -> bool:
-        """Whether this key may be this reader, which comes before everything else: others learn no contract.
+    def _take(self, stream: Served, heard: Heard, now: float) -> None:
+        """One message to a stream. One that is answered with an error counts against its connection."""
+        message = heard.message
+        effects = self._claim_refused(stream, heard) or stream.session.receive(heard.peer, message, heard.extra, now)
+        if _refused(heard.peer, effects):
+            self._door.bears(heard.connection, now)
+        elif isinstance(message, Hello):
+            self._door.greeted(heard.connection)
+        self._carry_out(stream, effects)
+
+    def _claim_refused(self, stream: Served, heard: Heard) -> list[Effect]:
+        """Where this key may not be this reader. That comes before everything else: others learn no contract.
 
         Only HELLO claims a rank. All that follows is bound to the connection that said it, and so to its key.
         """
-        session = stream.session
-        if self._clients is None or hello.reader not in session.offer.readers:
-            return True
-        violation = self._clients.claim_refusal(key, session.offer.layout.rank(hello.reader))
+        session, hello = stream.session, heard.message
+        if self._clients is None or not isinstance(hello, Hello) or hello.reader not in session.offer.readers:
+            return []
+        violation = self._clients.claim_refusal(heard.key, session.offer.layout.rank(hello.reader))
         if violation is None:
-            return True
+            return []
         named = session.dismissal.refuse(hello, [violation])
         if named[0] not in self._wrong_claims:
             self._wrong_claims.add(named[0])
             log.warning("%s%s", self._label(stream), named[0])
-        self._carry_out(stream, [Send(peer, Reject(stream=stream.name, violations=named))])
-        return False
-
-    def _refuse(self, peer: bytes, message: str) -> None:
-        log.warning("a message that the protocol does not allow: %s", message)
-        error = ServerError(stream=self._first.name, code=ErrorCode.HELLO, message=message, fatal=True)
-        self._carry_out(self._first, [Send(peer, error)])
+        return [Send(heard.peer, Reject(stream=stream.name, violations=named))]
 
     def _refuse_stream(self, peer: bytes, message: Message) -> None:
         """There is no such stream here; say which there are."""
@@ -261,7 +265,7 @@ class Server:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    if not self._router.send(peer, [encode(message), *extra]):
+                    if not self._door.send(peer, [encode(message), *extra]):
                         stream.session.lost(peer)
                 case Make() | Restore():
                     stream.producer.requests.put(effect)
@@ -273,6 +277,12 @@ class Server:
         deadline = time.monotonic() + PRODUCERS_S
         for stream in self._streams.values():
             stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _refused(peer: bytes, effects: list[Effect]) -> bool:
+    """Whether this peer is told that it may not have said what it said."""
+    refusals = (effect for effect in effects if isinstance(effect, Send) and effect.peer == peer)
+    return any(isinstance(refusal.message, ServerError | Reject) for refusal in refusals)
 
 
 class StreamFailed(ContractError):

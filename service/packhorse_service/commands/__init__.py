@@ -13,6 +13,7 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
+from packhorse_service.admission import Limits
 from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.keys import keygen_command
 from packhorse_service.commands.planning import inspect, plan
@@ -22,6 +23,7 @@ from packhorse_service.config import load_config
 from packhorse_service.keys import load_curve
 from packhorse_service.listening import is_private, require_private
 from packhorse_service.offer import readers_of
+from packhorse_service.open_files import allow_open_files
 from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
@@ -85,6 +87,8 @@ def serve(
     plans = plan_streams(described, config.parent)
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
+    readers = sum(len(readers_of(stream.layout, stream.contract.readers)) for stream in plans)
+    allow_open_files(Limits.for_readers(readers).connections)
     with ExitStack() as engines:
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:

@@ -1,0 +1,100 @@
+"""Who is heard: what arrives at the server's socket, decoded, within the allowances of ``admission``.
+
+Connections that take more than theirs are closed here. What their messages mean is for the sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from packhorse.errors import ProtocolError
+from packhorse.wire import ErrorCode, Frames, Hello, Message, ServerError, decode, encode
+from packhorse_service.admission import Admission, Limits, Verdict
+from packhorse_service.connections import Change
+from packhorse_service.router import Arrival, Router
+
+__all__ = ["Door", "Heard"]
+
+log = logging.getLogger("packhorse.server")
+
+
+class Heard(NamedTuple):
+    """A message, who said it, the number of its connection, and its public key, if any."""
+
+    peer: bytes
+    connection: int
+    key: bytes
+    message: Message
+    extra: Frames
+
+
+class Door:
+    """Of one router. ``stream`` is named to those who say what names none."""
+
+    def __init__(self, router: Router, limits: Limits, stream: str) -> None:
+        self._router = router
+        self._admission = Admission(limits)
+        self._stream = stream
+
+    def watch(self, now: float) -> None:
+        """Follow who connects and leaves; close what is over its allowance, or silent."""
+        for change, connection in self._router.connections.changes():
+            if change is Change.CLOSED:
+                self._admission.closed(connection)
+            else:
+                self._abides(connection, self._admission.opened(connection, now))
+        for connection in self._admission.silent(now):
+            self._router.connections.shut(connection)
+        closed = self._admission.report(now)
+        if closed is not None:
+            log.warning("%s", closed)
+
+    def heard(self, now: float) -> Iterator[Heard]:
+        """Some of what has arrived and may be looked at."""
+        for arrival in self._router.messages():
+            if arrival.connection not in self._admission:
+                self.watch(now)  # that it has come was told before it could speak
+            if self._abides(arrival.connection, self._admission.hears(arrival.connection, arrival.peer, now)):
+                heard = self._decoded(arrival, now)
+                if heard is not None:
+                    yield heard
+
+    def _decoded(self, arrival: Arrival, now: float) -> Heard | None:
+        try:
+            message, extra = decode(arrival.frames)
+        except ProtocolError as error:
+            if self.bears(arrival.connection, now):
+                self._refuse(arrival.peer, str(error), now)
+            return None
+        if isinstance(message, Hello) and not self._abides(
+            arrival.connection, self._admission.greets(arrival.connection, now)
+        ):
+            return None
+        return Heard(arrival.peer, arrival.connection, arrival.key, message, extra)
+
+    def _refuse(self, peer: bytes, message: str, now: float) -> None:
+        if self._admission.logs(now):
+            log.warning("a message that the protocol does not allow: %s", message)
+        error = ServerError(stream=self._stream, code=ErrorCode.HELLO, message=message, fatal=True)
+        self.send(peer, [encode(error)])
+
+    def greeted(self, connection: int) -> None:
+        """Its HELLO was valid."""
+        self._admission.greeted(connection)
+
+    def bears(self, connection: int, now: float) -> bool:
+        """It said what it may not: whether it may stay, and be answered."""
+        return self._abides(connection, self._admission.offended(connection, now))
+
+    def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Whether there still is such a connection."""
+        self._admission.told(peer)
+        return self._router.send(peer, frames)
+
+    def _abides(self, connection: int, verdict: Verdict) -> bool:
+        """Whether it is heard; it may be closed instead."""
+        if verdict is Verdict.CLOSE:
+            self._router.connections.shut(connection)
+        return verdict is Verdict.HEAR

@@ -1,0 +1,78 @@
+"""What one client says again and again takes no memory of the server's for each time, and nobody's message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+from packhorse.contract import BatchContract
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.wire import Hello, Reject, decode, encode
+from packhorse_service.dismissal import Dismissal, rank_name, refusal
+from packhorse_service.meeting import PROCESSES_A_READER, Meeting
+from packhorse_service.offer import readers_of
+from tests.client.messages import EXAMPLES
+
+LAYOUT = ParallelLayout(data=2)
+HELLO = EXAMPLES["HELLO"]
+assert isinstance(HELLO, Hello)
+
+
+def hellos() -> list[Hello]:
+    """A thousand processes, each of an attempt of its own."""
+    return [replace(HELLO, client=b"%016d" % n, attempt=b"%08d" % n) for n in range(1000)]
+
+
+def test_a_connection_is_one_process_however_many_it_says_it_is() -> None:
+    meeting = Meeting(readers_of(LAYOUT))
+    for hello in hellos():
+        meeting.note(b"one", hello, 0.0)
+        assert [greeting.hello.client for greeting in meeting.greetings()] == [hello.client]
+    assert len(meeting.lists()) == 2
+
+
+def test_connections_that_come_and_go_leave_nothing() -> None:
+    meeting = Meeting(readers_of(LAYOUT))
+    for number, hello in zip(count(), hellos(), strict=False):
+        meeting.note(b"%d" % number, hello, 0.0)
+        meeting.forget(b"%d" % number)
+    assert not meeting.greetings()
+    assert len(meeting._since) <= PROCESSES_A_READER * 2 + 1
+    assert not meeting._speaks
+
+
+def test_a_process_that_comes_back_on_another_connection_keeps_its_place() -> None:
+    meeting = Meeting(readers_of(LAYOUT))
+    meeting.note(b"before", HELLO, 0.0)
+    meeting.note(b"after", HELLO, 1.0)
+    assert [greeting.peer for greeting in meeting.greetings()] == [b"after"]
+    meeting.forget(b"before")
+    assert [greeting.peer for greeting in meeting.greetings()] == [b"after"]
+
+
+def reject_of(dismissal: Dismissal) -> Reject:
+    """What all that wait are told, from the wire."""
+    sent = Reject(stream="train", violations=dismissal.violations([], []))
+    received, _ = decode([encode(sent)])
+    assert isinstance(received, Reject)
+    return received
+
+
+def test_however_many_readers_were_refused_and_whatever_they_declared_the_list_can_be_read() -> None:
+    dismissal = Dismissal(LAYOUT)
+    for rank in range(10_000):
+        hello = replace(HELLO, reader=Coordinates(rank, 0, 0, 0), layout=ParallelLayout(data=20_000))
+        violations = [refusal("GBS_DIVIDES", f"field{n}", "w" * 3000, "g" * 3000, "r" * 3000) for n in range(12)]
+        told = dismissal.refuse(hello, violations)
+        decode([encode(Reject(stream="train", violations=told))])
+    violations = reject_of(dismissal).violations
+    assert rank_name(ParallelLayout(data=20_000), Coordinates(0, 0, 0, 0)) in violations[0].field
+    assert "more violations" in violations[-1].got
+
+
+def test_a_list_that_fits_is_told_whole() -> None:
+    dismissal = Dismissal(LAYOUT)
+    for rank in range(2):
+        hello = replace(HELLO, reader=Coordinates(rank, 0, 0, 0), layout=LAYOUT, contract=BatchContract())
+        dismissal.refuse(hello, [refusal("WINDOW", "window", "2", "1", "set window to 2")])
+    assert [violation.got for violation in reject_of(dismissal).violations] == ["1", "1"]
