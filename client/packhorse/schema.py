@@ -33,9 +33,14 @@ def pack(value: object) -> bytes:
 
 
 def _as_map(value: object) -> dict[str, Any]:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    raise TypeError(f"{type(value).__name__} has no place in a header")
+    return {name: getattr(value, name) for name in _field_names(type(value))}
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    if not is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} has no place in a header")
+    return tuple(f.name for f in fields(kind))
 
 
 def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> object:
@@ -102,7 +107,7 @@ def _sequence(inner: Decoder) -> Decoder:
     def decode(value: object, where: str) -> tuple[object, ...]:
         if type(value) is not list:
             raise _wrong(where, "an array", value)
-        return tuple(inner(item, where) for item in value)
+        return tuple([inner(item, where) for item in value])
 
     return decode
 
@@ -121,14 +126,21 @@ def _record(items: tuple[Decoder, ...], make: Callable[..., object]) -> Decoder:
 def _map(kind: type) -> Decoder:
     hints = get_type_hints(kind)
     inner = {f.name: decoder_for(hints[f.name]) for f in fields(kind)}
+    scalars = [(name, hints[name]) for name in inner if hints[name] in SCALARS]
+    parts = [(name, decode) for name, decode in inner.items() if hints[name] not in SCALARS]
 
     def decode(value: object, where: str) -> object:
         if type(value) is not dict or value.keys() != inner.keys():
             got = value.keys() ^ inner.keys() if type(value) is dict else value
             raise _wrong(where, f"a map of exactly {', '.join(inner)}", got)
-        values = {name: item(value[name], f"{where}.{name}") for name, item in inner.items()}
+        # The header of a micro-batch has dozens of numbers: only one that is wrong needs its name.
+        for name, scalar in scalars:
+            if type(value[name]) is not scalar or (scalar is int and not -INTEGER_LIMIT < value[name] < INTEGER_LIMIT):
+                inner[name](value[name], f"{where}.{name}")
+        if parts:
+            value = value | {name: item(value[name], f"{where}.{name}") for name, item in parts}
         try:
-            return kind(**values)
+            return kind(**value)
         except ConfigError as error:
             raise ProtocolError(f"{where}: {error}") from error
 
@@ -142,6 +154,7 @@ def _tuple(hint: Any) -> Decoder:
     return _record(tuple(decoder_for(arg) for arg in args), lambda *items: items)
 
 
+SCALARS = (int, str, bytes, bool)  # whose type tells, but for an integer's range
 PLAIN: dict[object, Decoder] = {
     int: _integer,
     float: _number,

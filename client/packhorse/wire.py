@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from packhorse.contract import BatchContract, ResolvedContract
@@ -71,7 +72,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _positions(*positions: Position) -> None:
-    _require(all(p.step >= 0 and p.index >= 0 for p in positions), "a position is never negative")
+    _require(min(map(min, positions)) >= 0, "a position is never negative")
 
 
 def _attempt(attempt: bytes) -> None:
@@ -167,7 +168,7 @@ class Snapshot:
         _require(self.step >= 0, "a step is never negative")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchBody:
     """What is the same for every reader of one view of a micro-batch."""
 
@@ -189,6 +190,11 @@ class BatchBody:
         sizes = (self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts)
         _require(min(sizes) >= 0, "BATCH: a position, width or count is never negative")
         _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As it stands in a header; made once, for all readers and for every time it is sent."""
+        return pack(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +312,16 @@ EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapsho
 
 def encode(message: Message) -> bytes:
     """The header frame of a message; its further frames, if any, are sent behind it."""
+    if type(message) is Batch:
+        return _batch_head(message.stream, message.attempt, message.floor) + message.body.packed
     return pack((NAMES[type(message)], message))
+
+
+@lru_cache(maxsize=64)
+def _batch_head(stream: str, attempt: bytes, floor: Position) -> bytes:
+    """The header of a BATCH up to its body, which is the last of its fields: msgpack may be put end to end."""
+    fields = {"stream": stream, "attempt": attempt, "floor": floor, "body": None}
+    return pack((NAMES[Batch], fields)).removesuffix(pack(None))
 
 
 def decode(frames: Frames) -> tuple[Message, Frames]:

@@ -21,6 +21,7 @@ INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
+ZERO_COPY_BYTES = 64 << 10  # below, a copy costs less than to hear that a buffer is free again
 
 
 class Router:
@@ -77,9 +78,13 @@ class Router:
                 yield peer, frames
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether there still is such a connection. Buffers are not copied, and must never change."""
+        """Whether there still is such a connection. Large buffers are not copied, and must never change."""
+        more = zmq.NOBLOCK | zmq.SNDMORE
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            self._socket.send(peer, more)
+            for frame in frames[:-1]:
+                self._socket.send(frame, more, copy=len(frame) < ZERO_COPY_BYTES)
+            self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < ZERO_COPY_BYTES)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

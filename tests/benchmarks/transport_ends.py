@@ -181,7 +181,9 @@ def send_raw(case: Case, announce: Announce) -> Measured:
     with _listening(case) as listener:
         host = listener.getsockname()
         announce(f"{host[0]}:{host[1]}" if case.transport == "tcp" else str(host))
-        outlets = [Outlet(_connected(listener.accept()[0], case), case.messages, case.window) for _ in range(case.ranks)]
+        outlets = [
+            Outlet(_connected(listener.accept()[0], case), case.messages, case.window) for _ in range(case.ranks)
+        ]
     poller = select.epoll()
     by_file = {outlet.sock.fileno(): outlet for outlet in outlets}
     for outlet in outlets:
