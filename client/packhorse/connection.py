@@ -39,6 +39,7 @@ class Connection:
         self.last_asked = time.monotonic()
         self.leaving = False
         self._stopping = False
+        self._called = self._asleep = False
         self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint)
@@ -46,7 +47,7 @@ class Connection:
     def stop(self) -> None:
         self._leave_by = time.monotonic() + END_WAIT_S
         self._stopping = True
-        self.ring()
+        self._dealer.ring()
 
     @property
     def _needed(self) -> bool:
@@ -54,9 +55,15 @@ class Connection:
         waits = self.session.state is State.ENDED and not self.session.released
         return waits and time.monotonic() < self._leave_by
 
-    def ring(self) -> None:
-        """Wake the thread: there is something to say."""
-        self._dealer.ring()
+    def call(self) -> None:
+        """There is something to say. Whoever calls holds the condition.
+
+        A thread that is not asleep looks by itself before it sleeps: to wake it costs the loop more than to take.
+        """
+        self._called = True
+        if self._asleep:
+            self._asleep = False
+            self._dealer.ring()
 
     # The thread --------------------------------------------------------------------------------------
 
@@ -74,17 +81,27 @@ class Connection:
     def _work(self) -> None:
         next_keep_alive = 0.0
         while not self._stopping or self._needed:
-            rung = self._dealer.wait(KEEP_ALIVE_S)
+            called = self._sleep()
             self._watch()
             self._read()
-            if rung:
+            if called:
                 self._say_unsaid()
             now = time.monotonic()
             if now >= next_keep_alive and self.handover.connected:
                 self._carry_out(self._locked(self.session.interval_passed))
-            if rung or now >= next_keep_alive:
+            if called or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S
+
+    def _sleep(self) -> bool:
+        """Until something happens; whether the loop has called since the last time."""
+        with self.changed:
+            self._asleep = not self._called
+        self._dealer.wait(KEEP_ALIVE_S if self._asleep else 0.0)
+        with self.changed:
+            self._asleep = False
+            called, self._called = self._called, False
+            return called
 
     def _watch(self) -> None:
         """Follow the connection: a new one says HELLO."""

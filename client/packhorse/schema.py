@@ -9,38 +9,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
+import msgspec
 
 from packhorse.errors import ConfigError, ProtocolError
 
-__all__ = ["HEADER_LIMIT_BYTES", "decoder_for", "pack", "unpack"]
+__all__ = ["HEADER_LIMIT_BYTES", "Whole", "decoder_for", "exact_reader", "pack", "unpack"]
 
 HEADER_LIMIT_BYTES = 16 << 10
 INTEGER_LIMIT = 1 << 62
 
+# A number on the wire that is never negative.
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
+
 Decoder = Callable[[object, str], Any]
+Kind = TypeVar("Kind")
 
 
 def pack(value: object) -> bytes:
     """A header as msgpack; dataclasses become maps."""
-    return cast(bytes, msgpack.packb(value, default=_as_map))
+    return msgspec.msgpack.encode(value)
 
 
-def _as_map(value: object) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _field_names(type(value))}
+def exact_reader(tag: str, kind: type[Kind]) -> Callable[[bytes], Kind | None]:
+    """Reads a header that is byte for byte what ``pack`` makes of ``(tag, kind)``, without an object for each value.
 
+    ``None`` stands for any other: the decoders below read it, or say what is wrong with it. Integers of ``kind``
+    must be declared as ``Whole``, or their range would not be checked.
+    """
+    decoder = msgspec.msgpack.Decoder(tuple[str, kind])  # type: ignore[valid-type]
 
-@cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    if not is_dataclass(kind):
-        raise TypeError(f"{kind.__name__} has no place in a header")
-    return tuple(f.name for f in fields(kind))
+    def read(frame: bytes) -> Kind | None:
+        try:
+            header: tuple[str, Kind] = decoder.decode(frame)
+        except (msgspec.MsgspecError, ProtocolError, RecursionError):
+            return None
+        # A key that is unknown or given twice, or another form of a number, is not packed again.
+        return header[1] if header[0] == tag and pack(header) == frame else None
+
+    return read
 
 
 def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> object:
@@ -107,7 +120,7 @@ def _sequence(inner: Decoder) -> Decoder:
     def decode(value: object, where: str) -> tuple[object, ...]:
         if type(value) is not list:
             raise _wrong(where, "an array", value)
-        return tuple([inner(item, where) for item in value])
+        return tuple(inner(item, where) for item in value)
 
     return decode
 
@@ -126,21 +139,14 @@ def _record(items: tuple[Decoder, ...], make: Callable[..., object]) -> Decoder:
 def _map(kind: type) -> Decoder:
     hints = get_type_hints(kind)
     inner = {f.name: decoder_for(hints[f.name]) for f in fields(kind)}
-    scalars = [(name, hints[name]) for name in inner if hints[name] in SCALARS]
-    parts = [(name, decode) for name, decode in inner.items() if hints[name] not in SCALARS]
 
     def decode(value: object, where: str) -> object:
         if type(value) is not dict or value.keys() != inner.keys():
             got = value.keys() ^ inner.keys() if type(value) is dict else value
             raise _wrong(where, f"a map of exactly {', '.join(inner)}", got)
-        # The header of a micro-batch has dozens of numbers: only one that is wrong needs its name.
-        for name, scalar in scalars:
-            if type(value[name]) is not scalar or (scalar is int and not -INTEGER_LIMIT < value[name] < INTEGER_LIMIT):
-                inner[name](value[name], f"{where}.{name}")
-        if parts:
-            value = value | {name: item(value[name], f"{where}.{name}") for name, item in parts}
+        values = {name: item(value[name], f"{where}.{name}") for name, item in inner.items()}
         try:
-            return kind(**value)
+            return kind(**values)
         except ConfigError as error:
             raise ProtocolError(f"{where}: {error}") from error
 
@@ -154,7 +160,6 @@ def _tuple(hint: Any) -> Decoder:
     return _record(tuple(decoder_for(arg) for arg in args), lambda *items: items)
 
 
-SCALARS = (int, str, bytes, bool)  # whose type tells, but for an integer's range
 PLAIN: dict[object, Decoder] = {
     int: _integer,
     float: _number,

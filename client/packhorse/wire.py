@@ -10,7 +10,8 @@ An illegal message cannot be constructed: the dataclasses check their ranges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -22,7 +23,7 @@ from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import Position
 from packhorse.payload import ArrayEntry
 from packhorse.rules import Violation
-from packhorse.schema import decoder_for, pack, unpack
+from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -172,15 +173,15 @@ class Snapshot:
 class BatchBody:
     """What is the same for every reader of one view of a micro-batch."""
 
-    step: int
-    index: int
-    num_tokens: int
-    num_loss_tokens: int
-    local_loss_tokens: int
-    step_tokens: int
-    step_loss_tokens: int
-    max_seqlen: int
-    slots: int  # local slots, of all rows
+    step: Whole
+    index: Whole
+    num_tokens: Whole
+    num_loss_tokens: Whole
+    local_loss_tokens: Whole
+    step_tokens: Whole
+    step_loss_tokens: Whole
+    max_seqlen: Whole
+    slots: Whole  # local slots, of all rows
     filler: bool
     row_digest: bytes
     arrays: tuple[ArrayEntry, ...]
@@ -225,6 +226,7 @@ class Ack:
     idle_s: float  # seconds since the loop last asked; 0 while it is asking
 
     def __post_init__(self) -> None:
+        _require(math.isfinite(self.idle_s), "idle_s is finite")
         _attempt(self.attempt)
         _positions(self.position)
 
@@ -307,6 +309,11 @@ TAGS: dict[str, type] = {
 }
 NAMES = {kind: tag for tag, kind in TAGS.items()}
 DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
+# What comes for every micro-batch, by the bytes that its header begins with.
+FREQUENT: dict[bytes, Callable[[bytes], Batch | Ack | None]] = {
+    b"\x92" + pack(NAMES[Batch]): exact_reader(NAMES[Batch], Batch),
+    b"\x92" + pack(NAMES[Ack]): exact_reader(NAMES[Ack], Ack),
+}
 EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapshot: (1,)}
 
 
@@ -328,14 +335,28 @@ def decode(frames: Frames) -> tuple[Message, Frames]:
     """A message and its further frames. Raises ``ProtocolError``."""
     if not frames:
         raise ProtocolError("a message without frames")
-    header = unpack(memoryview(frames[0]))
-    match header:
-        case [str(tag), fields] if tag in DECODERS:
-            message: Message = DECODERS[tag](fields, tag)
-        case _:
-            raise ProtocolError("a header must be [tag, fields] with a known tag")
+    message = _message(frames[0])
     extra = frames[1:]
     allowed = EXTRA_FRAMES.get(type(message), (0,))
     if len(extra) not in allowed:
-        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {' or '.join(map(str, allowed))}")
+        tag, want = NAMES[type(message)], " or ".join(map(str, allowed))
+        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {want}")
     return message, extra
+
+
+def _message(frame: bytes | bytearray | memoryview) -> Message:
+    if len(frame) <= HEADER_LIMIT_BYTES and (frequent := _frequent(bytes(frame))) is not None:
+        return frequent
+    match unpack(memoryview(frame)):
+        case [str(tag), fields] if tag in DECODERS:
+            message: Message = DECODERS[tag](fields, tag)
+            return message
+        case _:
+            raise ProtocolError("a header must be [tag, fields] with a known tag")
+
+
+def _frequent(header: bytes) -> Batch | Ack | None:
+    for opening, read in FREQUENT.items():
+        if header.startswith(opening):
+            return read(header)
+    return None

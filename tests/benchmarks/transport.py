@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import median
+from typing import Any
 
 import zmq
 from rich.console import Console
@@ -65,7 +66,7 @@ class Crew:
         return Result(gigabytes / wall_s, messages / wall_s, cpu_s / gigabytes)
 
 
-def _heard(end: Connection) -> object:
+def _heard(end: Connection) -> Any:
     assert end.poll(WAIT_S), "a process of the benchmark does not answer"
     return end.recv()
 

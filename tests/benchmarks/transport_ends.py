@@ -195,7 +195,8 @@ def send_raw(case: Case, announce: Announce) -> Measured:
         if not begun and left <= total - total // WARM_UP:
             measured.begin()
             begun = True
-        if not any([outlet.pump(message) for outlet in outlets]):
+        moved = [outlet.pump(message) for outlet in outlets]
+        if not any(moved):
             for number, events in poller.poll(WAIT_S):
                 if events & select.EPOLLIN:
                     outlet = by_file[number]
@@ -281,7 +282,7 @@ def send_plain(case: Case, announce: Announce) -> Measured:
                 for _ in range(min(room, left[peer])):
                     router.send(peer, zmq.SNDMORE)
                     router.send(header, zmq.SNDMORE)
-                    router.send(payload, copy=copy)
+                    router.send(payload, 0, copy)
                     sent += 1
                     if sent == case.messages * case.ranks // WARM_UP:
                         measured.begin()
