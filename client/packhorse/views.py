@@ -29,6 +29,7 @@ __all__ = ["EVERYTHING", "View", "view_arrays", "view_microbatch"]
 
 Slots = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 Padding = Sequence[slice | npt.NDArray[np.bool_]]  # which local slots hold no token
 
 # The fields that travel; a pipeline stage may need fewer.
@@ -97,12 +98,11 @@ def view_microbatch(
         raise ProtocolError(f"BATCH has {body.slots} slots where its offsets end at {physical[-1]}")
     slots = _slots(contract, physical, layout, context_rank)
     padding = geometry.padding if slots is None else [~geometry.real[slots]]
-    # Of one block, which the allocator keeps: smaller ones it gives back to the kernel, to be zeroed for the next row.
-    block = list(np.empty((2 * ("tokens" in arrays) + ("loss_mask" in arrays), body.slots), np.int64))
-    tokens = _tokens(arrays, block.pop()) if "tokens" in arrays else None
-    positions = _positions(geometry, slots, block.pop()) if "tokens" in arrays else None
-    labels = _labels(arrays, block.pop(), padding, geometry, contract, body) if "loss_mask" in arrays else None
-    mask = _loss_mask(arrays, body.slots)
+    longs, floats = _room(body.slots, arrays)
+    tokens = _tokens(arrays, longs.pop()) if "tokens" in arrays else None
+    positions = _positions(geometry, slots, longs.pop()) if "tokens" in arrays else None
+    labels = _labels(arrays, longs.pop(), padding, geometry, contract, body) if "loss_mask" in arrays else None
+    mask = _loss_mask(arrays, floats) if "loss_mask" in arrays else None
     rows = (-1,) if contract.packed else (contract.micro_batch_size, -1)
     return MicroBatch(
         tokens=_shaped(tokens, rows),
@@ -184,6 +184,18 @@ def _slots(
         raise ProtocolError(f"a row that cannot be cut: {error}") from error
 
 
+def _room(slots: int, arrays: Mapping[str, AnyArray]) -> tuple[list[Ids], Floats]:
+    """An int64 array each for tokens, positions and labels, and a float32 one for the mask; of those that come.
+
+    In one block, which the allocator keeps for the next row: smaller ones it gives back to the kernel, to be zeroed.
+    """
+    supervised = "loss_mask" in arrays
+    longs = 2 * ("tokens" in arrays) + supervised
+    block = np.empty(slots * (8 * longs + 4 * supervised), np.uint8)
+    wide = block[: 8 * longs * slots].view(np.int64).reshape(longs, slots)
+    return list(wide), block[wide.nbytes :].view(np.float32)
+
+
 def _tokens(arrays: Mapping[str, AnyArray], out: Ids) -> Ids:
     if len(arrays["tokens"]) != len(out):
         raise ProtocolError(f"{len(arrays['tokens'])} tokens for {len(out)} slots")
@@ -197,9 +209,9 @@ def _positions(geometry: Geometry, slots: Slots | None, out: Ids) -> Ids:
     return geometry.position_ids.take(slots, out=out)
 
 
-def _loss_mask(arrays: Mapping[str, AnyArray], slots: int) -> npt.NDArray[np.float32] | None:
-    packed = arrays.get("loss_mask")
-    return None if packed is None else from_bits(packed, slots).astype(np.float32)
+def _loss_mask(arrays: Mapping[str, AnyArray], out: Floats) -> Floats:
+    out[:] = from_bits(arrays["loss_mask"], len(out))
+    return out
 
 
 def _padding_mask(padding: Padding, slots: int) -> npt.NDArray[np.bool_]:
