@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from packhorse.arrays import Arrays, finisher
 from packhorse.dealer import ConnectionEvent, Dealer
@@ -113,7 +114,8 @@ class Connection:
                 self.handover.last_failure = "the connection was closed"
 
     def _read(self) -> None:
-        for frames in self._dealer.messages():
+        # Not more than half a window at once: the server waits for what the loop takes meanwhile to be acknowledged.
+        for frames in islice(self._dealer.messages(), max(1, self.session.identity.window // 2)):
             message, extra = decode(frames)
             self._carry_out(self._locked(partial(self.session.receive, message, extra)))
 

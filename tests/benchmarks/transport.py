@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
@@ -134,25 +135,38 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def table(crew: Crew, transport: str, sizes: Sequence[int], ranks: Sequence[int], repeats: int) -> Table:
-    """GB/s of the raw socket, share of it for the others, and what they cost."""
+def targets(size_kib: int) -> float:
+    """The share of the raw socket to reach, over tcp without CURVE, by one and by four ranks."""
+    return next(share for least, share in ((1024, 0.55), (256, 0.45), (0, 0.25)) if size_kib >= least)
+
+
+def tables_of(
+    crew: Crew, transport: str, sizes: Sequence[int], ranks: Sequence[int], repeats: int
+) -> tuple[Table, Table]:
+    """Speed, as GB/s and as a share of the raw socket; and CPU-seconds per GB of both ends."""
     kinds = KINDS[transport]
-    title = f"{transport}: GB/s (share of the raw socket); CPU-seconds per GB of both ends in the same order"
-    columns = [f"{kind} GB/s" for kind in kinds]
-    found = Table("KiB", "ranks", "window", *columns, "ours, messages/s", "CPU-s/GB", title=title)
-    for size in sizes:
-        for count in ranks:
-            results = measure(crew, kinds, transport, size, count, repeats)
-            raw = results["raw socket"].gb_s
-            found.add_row(
-                f"{size:,}",
-                str(count),
-                str(Case("", transport, size * KIB, count, 0, "").window),
-                *(f"{result.gb_s:.2f} ({result.gb_s / raw:.0%})" for result in results.values()),
-                f"{results[kinds[-1] if 'ours' not in results else 'ours'].messages_s:,.0f}",
-                " ".join(f"{result.cpu_s_gb:.2f}" for result in results.values()),
-            )
-    return found
+    cells = ("KiB", "ranks", "window")
+    speed = Table(*cells, *kinds, "target", "messages/s", title=f"{transport}: GB/s, and share of the raw socket")
+    cost = Table(*cells, *kinds, title=f"{transport}: CPU-seconds per GB, both ends")
+    for size, count in product(sizes, ranks):
+        results = measure(crew, kinds, transport, size, count, repeats)
+        raw = results["raw socket"].gb_s
+        ours = results.get("ours") or results["plain ZeroMQ"]
+        cell = (f"{size:,}", str(count), str(Case("", transport, size * KIB, count, 0, "").window))
+        target = f"ours {targets(size):.0%}" if transport == "tcp" and count in (1, 4) else ""
+        shares = [f"{result.gb_s:.2f} ({result.gb_s / raw:.0%})" for result in results.values()]
+        speed.add_row(*cell, *shares, target, f"{ours.messages_s:,.0f}")
+        cost.add_row(*cell, *(f"{result.cpu_s_gb:.2f}" for result in results.values()))
+    return speed, cost
+
+
+def tables(*, quick: bool) -> Iterator[Table]:
+    """All of them; ``quick`` has one size of each kind of target, and no repeats."""
+    sizes = (16, 256, 1024) if quick else SIZES_KIB
+    ranks = (1, 4) if quick else RANKS
+    with crew(max(ranks)) as workers:
+        for transport in KINDS:
+            yield from tables_of(workers, transport, sizes, ranks, 1 if quick else REPEATS)
 
 
 def main() -> None:
@@ -162,10 +176,11 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--repeats", type=int, default=REPEATS)
     asked = parser.parse_args()
-    console = Console()
+    console = Console(width=None if Console().is_terminal else 160)
     with crew(max(asked.ranks)) as workers:
         for transport in asked.transport:
-            console.print(table(workers, transport, asked.size, asked.ranks, asked.repeats))
+            for table in tables_of(workers, transport, asked.size, asked.ranks, asked.repeats):
+                console.print(table)
 
 
 if __name__ == "__main__":

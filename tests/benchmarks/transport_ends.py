@@ -320,9 +320,9 @@ def receive_plain(case: Case, endpoint: str, _rank: int) -> Measured:
 class Serving:
     """The server's half without its pipeline: every step holds the same payload."""
 
-    case: Case
     session: StreamSession
     router: Router
+    steps: list[FramedStep]
     measured: Measured = field(default_factory=Measured)
 
     def run(self) -> Measured:
@@ -347,15 +347,29 @@ class Serving:
                     self._carry_out(self.session.made(round_, self._step(step), time.monotonic()))
 
     def _step(self, number: int) -> FramedStep | None:
-        steps = self.case.messages // self.case.messages_a_step
-        if number == max(1, steps // WARM_UP):
+        if number == max(1, len(self.steps) // WARM_UP):
             self.measured.begin()
-        return None if number >= steps else FramedStep(number, b"snapshot" * 128, lambda key: self._views(number, key))
+        return self.steps[number] if number < len(self.steps) else None
 
-    def _views(self, step: int, _key: ViewKey) -> tuple[View, ...]:
-        view = self.case.view
-        bodies = (replace(view.body, step=step, index=index) for index in range(self.case.messages_a_step))
-        return tuple(View(body, view.payload) for body in bodies)
+
+def framed(case: Case) -> list[FramedStep]:
+    """The steps of a case, which another thread would have framed: every view has a header of its own."""
+    keys = [ViewKey(data, 0) for data in range(case.ranks)]
+    return [
+        FramedStep(number, b"snapshot" * 128, _no_other_view, {key: _views(case, number) for key in keys})
+        for number in range(case.messages // case.messages_a_step)
+    ]
+
+
+def _views(case: Case, step: int) -> tuple[View, ...]:
+    view = case.view
+    return tuple(
+        View(replace(view.body, step=step, index=index), view.payload) for index in range(case.messages_a_step)
+    )
+
+
+def _no_other_view(key: ViewKey) -> tuple[View, ...]:
+    raise AssertionError(f"nobody reads {key}")
 
 
 def send_ours(case: Case, announce: Announce) -> Measured:
@@ -367,10 +381,11 @@ def send_ours(case: Case, announce: Announce) -> Measured:
         fingerprint=bytes(16),
         readers=readers_of(case.layout),
     )
+    steps = framed(case)
     router = Router(case.listen)
     announce(router.endpoint)
     try:
-        return Serving(case, StreamSession(offer), router).run()
+        return Serving(StreamSession(offer), router, steps).run()
     finally:
         router.close()
 
