@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -39,7 +38,6 @@ __all__ = ["Server"]
 log = logging.getLogger("packhorse.server")
 
 POLL_MS = 200
-MESSAGES_A_PASS = 256  # then steps that were made, and the clock, have their turn
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
@@ -190,7 +188,7 @@ class Server:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
-        for peer, frames in islice(self._router.messages(), MESSAGES_A_PASS):
+        for peer, frames in self._router.messages():
             try:
                 message, extra = decode(frames)
             except ProtocolError as error:
