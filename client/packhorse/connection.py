@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from packhorse.arrays import Arrays, finisher
 from packhorse.dealer import ConnectionEvent, Dealer
@@ -40,6 +41,7 @@ class Connection:
         self.last_asked = time.monotonic()
         self.leaving = False
         self._stopping = False
+        self._called = self._asleep = False
         self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint, key=key)
@@ -47,7 +49,7 @@ class Connection:
     def stop(self) -> None:
         self._leave_by = time.monotonic() + END_WAIT_S
         self._stopping = True
-        self.ring()
+        self._dealer.ring()
 
     @property
     def _needed(self) -> bool:
@@ -55,9 +57,15 @@ class Connection:
         waits = self.session.state is State.ENDED and not self.session.released
         return waits and time.monotonic() < self._leave_by
 
-    def ring(self) -> None:
-        """Wake the thread: there is something to say."""
-        self._dealer.ring()
+    def call(self) -> None:
+        """There is something to say. Whoever calls holds the condition.
+
+        A thread that is not asleep looks by itself before it sleeps: to wake it costs the loop more than to take.
+        """
+        self._called = True
+        if self._asleep:
+            self._asleep = False
+            self._dealer.ring()
 
     # The thread --------------------------------------------------------------------------------------
 
@@ -75,19 +83,29 @@ class Connection:
     def _work(self) -> None:
         next_keep_alive = 0.0
         while not self._stopping or self._needed:
-            rung = self._dealer.wait(KEEP_ALIVE_S)
+            called = self._sleep()
             self._watch()
             self._read()
-            if rung:
+            if called:
                 self._say_unsaid()
             now = time.monotonic()
             if now >= next_keep_alive and self.handover.connected:
                 self._carry_out(self._locked(self.session.interval_passed))
             if now >= next_keep_alive and self._dealer.given_up:
                 self._dealer.reconnect()
-            if rung or now >= next_keep_alive:
+            if called or now >= next_keep_alive:
                 self._acknowledge(now)
                 next_keep_alive = now + KEEP_ALIVE_S
+
+    def _sleep(self) -> bool:
+        """Until something happens; whether the loop has called since the last time."""
+        with self.changed:
+            self._asleep = not self._called
+        self._dealer.wait(KEEP_ALIVE_S if self._asleep else 0.0)
+        with self.changed:
+            self._asleep = False
+            called, self._called = self._called, False
+            return called
 
     def _watch(self) -> None:
         """Follow the connection: a new one says HELLO."""
@@ -99,7 +117,8 @@ class Connection:
                 self.handover.last_failure = self._dealer.handshakes.trouble
 
     def _read(self) -> None:
-        for frames in self._dealer.messages():
+        # Not more than half a window at once: the server waits for what the loop takes meanwhile to be acknowledged.
+        for frames in islice(self._dealer.messages(), max(1, self.session.identity.window // 2)):
             message, extra = decode(frames)
             self._carry_out(self._locked(partial(self.session.receive, message, extra)))
 

@@ -113,9 +113,15 @@ class Dealer:
                 yield EVENTS[kind]
 
     def messages(self) -> Iterator[Frames]:
-        """What has arrived, without copying it."""
-        while self._socket.poll(0):
-            yield [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+        """What has arrived, without copying it but for the header."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                frames: list[bytes | memoryview] = [frame.bytes]
+                while frame.more:
+                    frame = self._socket.recv(copy=False)
+                    frames.append(frame.buffer)
+                yield frames
 
     def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there was a connection to send it on."""

@@ -235,7 +235,7 @@ class Feed(Iterator[MicroBatch]):
     def _resume(self, saved: FeedState) -> None:
         with self._connection.changed:
             self._connection.handover.resume(saved)
-        self._connection.ring()
+            self._connection.call()
 
     def stats(self) -> FeedStats:
         """What this rank has taken and waited for so far."""
@@ -291,7 +291,7 @@ class Feed(Iterator[MicroBatch]):
                     return connection.handover.peek(ahead)
                 micro_batch = connection.handover.take()
                 self._taken += micro_batch is not None
-                connection.ring()  # to acknowledge it
+                connection.call()  # to acknowledge it
                 return micro_batch
             finally:
                 connection.asking_since = None

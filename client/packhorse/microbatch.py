@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from packhorse.context_parallel import Partition, held_slots
 from packhorse.errors import ContractError
 from packhorse.row import SampleKey, row_digest
+from packhorse.schema import Whole
 
 __all__ = ["ORIGIN", "MicroBatch", "Position"]
 
@@ -22,8 +23,8 @@ Array = Any
 class Position(NamedTuple):
     """(step, index) of a micro-batch; the sequence number of the protocol."""
 
-    step: int
-    index: int  # type: ignore[assignment]  # tuple.index is shadowed on purpose
+    step: Whole
+    index: Whole  # type: ignore[assignment]  # tuple.index is shadowed on purpose
 
     def after(self, num_microbatches: int) -> Position:
         """The position of the next micro-batch of the same reader."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packhorse.errors import ProtocolError
+from packhorse.schema import Whole
 
 __all__ = ["ArrayEntry", "join_arrays", "split_arrays"]
 
@@ -31,8 +32,8 @@ class ArrayEntry:
 
     name: str
     dtype: str
-    length: int
-    offset: int
+    length: Whole
+    offset: Whole
 
 
 def _aligned(n: int) -> int:

@@ -45,8 +45,11 @@ class Geometry:
     @cached_property
     def position_ids(self) -> npt.NDArray[np.int64]:
         """[T] restart at 0 in each segment and continue through its padding."""
-        positions = np.repeat(self.starts, self.padded_lengths)
-        return np.subtract(_counting(self.width), positions, out=positions)
+        return self.write_positions(np.empty(self.width, np.int64))
+
+    def write_positions(self, out: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """``position_ids`` into an array of [T]."""
+        return np.subtract(_counting(self.width), np.repeat(self.starts, self.padded_lengths), out=out)
 
     @cached_property
     def segments(self) -> list[slice]:

@@ -9,33 +9,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
+import msgspec
 
 from packhorse.errors import ConfigError, ProtocolError
 
-__all__ = ["HEADER_LIMIT_BYTES", "decoder_for", "pack", "unpack"]
+__all__ = ["HEADER_LIMIT_BYTES", "Whole", "decoder_for", "exact_reader", "pack", "unpack"]
 
 HEADER_LIMIT_BYTES = 16 << 10
 INTEGER_LIMIT = 1 << 62
 
+# A number on the wire that is never negative.
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
+
 Decoder = Callable[[object, str], Any]
+Kind = TypeVar("Kind")
 
 
 def pack(value: object) -> bytes:
     """A header as msgpack; dataclasses become maps."""
-    return cast(bytes, msgpack.packb(value, default=_as_map))
+    return msgspec.msgpack.encode(value)
 
 
-def _as_map(value: object) -> dict[str, Any]:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    raise TypeError(f"{type(value).__name__} has no place in a header")
+def exact_reader(tag: str, kind: type[Kind]) -> Callable[[bytes], Kind | None]:
+    """Reads a header that is byte for byte what ``pack`` makes of ``(tag, kind)``, without an object for each value.
+
+    ``None`` stands for any other: the decoders below read it, or say what is wrong with it. Integers of ``kind``
+    must be declared as ``Whole``, or their range would not be checked.
+    """
+    decoder = msgspec.msgpack.Decoder(tuple[str, kind])  # type: ignore[valid-type]
+
+    def read(frame: bytes) -> Kind | None:
+        try:
+            header: tuple[str, Kind] = decoder.decode(frame)
+        except (msgspec.MsgspecError, ProtocolError, RecursionError):
+            return None
+        # A key that is unknown or given twice, or another form of a number, is not packed again.
+        return header[1] if header[0] == tag and pack(header) == frame else None
+
+    return read
 
 
 def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> object:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 from packhorse.contract import BatchContract, ResolvedContract
@@ -128,6 +129,7 @@ class ClientSession:
     attempt: bytes = NO_ATTEMPT
     fingerprint: bytes = b""
     contract: ResolvedContract | None = None  # the server's, once welcomed
+    _num_microbatches: int = 0  # of a step, once welcomed
     position: Position = ORIGIN  # of the next micro-batch to hand out
     expected: Position = ORIGIN  # of the next one to receive
     last_digest: bytes = b""
@@ -144,10 +146,11 @@ class ClientSession:
 
     def handed_out(self, position: Position, digest: bytes) -> None:
         """The loop took the micro-batch at ``position``."""
-        after = position.after(self._num_microbatches)
+        if self.contract is None:
+            raise ProtocolError("no micro-batch can be handed out before WELCOME")
         if position != self.position:
             raise ProtocolError(f"{tuple(position)} was handed out where {tuple(self.position)} is next")
-        self.last_digest, self.position = digest, after
+        self.last_digest, self.position = digest, position.after(self._num_microbatches)
 
     def end_handed_out(self) -> None:
         """The loop reached the end, of the stream or of a pass; END counts as a step of one."""
@@ -191,12 +194,6 @@ class ClientSession:
                 f"load_state_dict with stream {self.identity.stream!r} at {tuple(self.position)}: a state is loaded "
                 "once, before the first micro-batch; make a new Feed"
             )
-
-    @property
-    def _num_microbatches(self) -> int:
-        if self.contract is None:
-            raise ProtocolError("no micro-batch can be handed out before WELCOME")
-        return self.contract.num_microbatches(self.identity.layout)
 
     # The connection ----------------------------------------------------------------------------------
 
@@ -277,6 +274,7 @@ class ClientSession:
         self.state = State.STREAMING
         self.expected = self.position
         self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
+        self._num_microbatches = message.contract.num_microbatches(self.identity.layout)
         self.warnings = message.warnings
         self.waiting = None
         return [Forget(), Send(self.ack(0.0))]
@@ -290,24 +288,26 @@ class ClientSession:
         )
 
     def _batch(self, message: Batch, extra: Frames) -> list[Effect]:
-        if message.attempt != self.attempt or message.position < self.expected:
+        position = message.position
+        if message.attempt != self.attempt or position < self.expected:
             return []
-        if message.position > self.expected:
+        if position > self.expected:
             return self._greet()
         self.waiting = None
-        self.expected = message.position.after(self._num_microbatches)
+        self.expected = position.after(self._num_microbatches)
         if len(extra) == 2:
-            self.snapshots[message.body.step + 1] = bytes(extra[1])
+            self.snapshots[position.step + 1] = bytes(extra[1])
         self._release_snapshots(message.floor)
         return [Deliver(message.body, extra[0])]
 
     def _release_snapshots(self, floor: Position) -> None:
         """Keep the last snapshot at or below the floor, and below the step still in training; and all that follow."""
         needed = min(floor.step, self.position.step - 1)
-        below = [step for step in self.snapshots if step <= needed]
-        for step in below:
-            if step < max(below):
-                del self.snapshots[step]
+        while len(self.snapshots) > 1:  # they came in the order of their steps
+            oldest, next_one = islice(self.snapshots, 2)
+            if next_one > needed:
+                break
+            del self.snapshots[oldest]
 
     def _end(self, message: End, extra: Frames) -> list[Effect]:
         if message.attempt != self.attempt or message.position < self.expected:

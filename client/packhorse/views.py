@@ -9,7 +9,7 @@ Shapes: T = local slots, S = segments, L = segments of at least one real slot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from packhorse.contract import ResolvedContract
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch
-from packhorse.payload import AnyArray, ArrayEntry, bits, from_bits, join_arrays, narrowest, split_arrays
+from packhorse.payload import DTYPES, AnyArray, ArrayEntry, bits, from_bits, join_arrays, narrowest, split_arrays
 from packhorse.row import Geometry, Row, SampleKey
 from packhorse.schema import decoder_for, pack, unpack
 from packhorse.wire import BatchBody
@@ -28,6 +28,9 @@ from packhorse.wire import BatchBody
 __all__ = ["EVERYTHING", "View", "view_arrays", "view_microbatch"]
 
 Slots = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Padding = Sequence[slice | npt.NDArray[np.bool_]]  # which local slots hold no token
 
 # The fields that travel; a pipeline stage may need fewer.
 EVERYTHING = frozenset({"tokens", "position_ids", "labels", "loss_mask"})
@@ -88,26 +91,27 @@ def view_microbatch(
     arrays = split_arrays(body.arrays, payload)
     _check_arrays(arrays, body, contract)
     logical, physical = (np.array(arrays[name], np.int32) for name in OFFSETS)
-    _check_offsets(logical, physical)
+    geometry = _geometry(logical, physical)
     # Before anything is made of that size.
     parts = 1 if contract.partition is Partition.WHOLE else layout.context
     if body.slots * parts != physical[-1]:
         raise ProtocolError(f"BATCH has {body.slots} slots where its offsets end at {physical[-1]}")
     slots = _slots(contract, physical, layout, context_rank)
-    geometry = Geometry(logical, physical)
-    real = geometry.real if slots is None else geometry.real[slots]
-    tokens, mask = _tokens(arrays, body.slots), _loss_mask(arrays, body.slots)
-    labels = _labels(arrays, tokens, real, geometry, contract.ignore_index, filler=body.filler)
-    positions = geometry.position_ids if slots is None else geometry.position_ids[slots]
+    padding = geometry.padding if slots is None else [~geometry.real[slots]]
+    longs, floats = _room(body.slots, arrays)
+    tokens = _tokens(arrays, longs.pop()) if "tokens" in arrays else None
+    positions = _positions(geometry, slots, longs.pop()) if "tokens" in arrays else None
+    labels = _labels(arrays, longs.pop(), padding, geometry, contract, body) if "loss_mask" in arrays else None
+    mask = _loss_mask(arrays, floats) if "loss_mask" in arrays else None
     rows = (-1,) if contract.packed else (contract.micro_batch_size, -1)
     return MicroBatch(
         tokens=_shaped(tokens, rows),
         labels=_shaped(labels, rows),
         loss_mask=_shaped(mask, rows),
-        position_ids=_shaped(None if tokens is None else positions, rows),
+        position_ids=_shaped(positions, rows),
         cu_seqlens=logical if contract.packed else None,
         cu_seqlens_padded=physical if contract.packed else None,
-        padding_mask=_shaped(~real if contract.padding_mask else None, rows),
+        padding_mask=_shaped(_padding_mask(padding, body.slots) if contract.padding_mask else None, rows),
         max_seqlen=body.max_seqlen,
         num_tokens=body.num_tokens,
         num_loss_tokens=body.num_loss_tokens,
@@ -136,6 +140,7 @@ def _shaped(array: AnyArray | None, rows: tuple[int, ...]) -> AnyArray | None:
 OFFSETS = ("cu_seqlens", "cu_seqlens_padded")
 LABELS = ("labels", "own_labels", "last_targets")
 FIXED_DTYPES = {"cu_seqlens": "<i4", "cu_seqlens_padded": "<i4", "loss_mask": "|u1", "keys": "|u1"}
+KNOWN = {*OFFSETS, *LABELS, "tokens", "loss_mask", "keys"}
 
 
 def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: ResolvedContract) -> None:
@@ -144,26 +149,27 @@ def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: Res
     missing = [name for name in OFFSETS if name not in arrays]
     if missing:
         raise ProtocolError(f"{at} lacks the array {missing[0]!r}")
-    unknown = arrays.keys() - {*OFFSETS, *LABELS, "tokens", "loss_mask", "keys"}
-    if unknown:
-        raise ProtocolError(f"{at} has an unknown array {min(unknown)!r}")
+    if not arrays.keys() <= KNOWN:
+        raise ProtocolError(f"{at} has an unknown array {min(arrays.keys() - KNOWN)!r}")
     if ("loss_mask" in arrays) != any(name in arrays for name in LABELS):
         raise ProtocolError(f"{at} has labels without loss_mask, or loss_mask without labels")
+    ids = narrowest(contract.vocab_size)
     for name, array in arrays.items():
-        want = FIXED_DTYPES.get(name, narrowest(contract.vocab_size))
-        if array.dtype != np.dtype(want):
+        want = DTYPES[FIXED_DTYPES[name]] if name in FIXED_DTYPES else ids
+        if array.dtype is not want and array.dtype != want:
             raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {want}")
     rows = 1 if contract.packed else contract.micro_batch_size
     if body.slots > contract.max_width * rows:
         raise ProtocolError(f"BATCH has {body.slots} slots, at most {contract.max_width * rows} by contract")
 
 
-def _check_offsets(logical: AnyArray, physical: AnyArray) -> None:
+def _geometry(logical: AnyArray, physical: AnyArray) -> Geometry:
     if len(logical) != len(physical) or len(logical) < 2 or logical[0] != 0 or physical[0] != 0:
         raise ProtocolError("offsets must start at 0 and have one length, of at least 2")
-    real, padded = np.diff(logical.astype(np.int64)), np.diff(physical.astype(np.int64))
-    if np.any(real < 0) or np.any(padded < real):
+    geometry = Geometry(logical, physical)
+    if geometry.lengths.min() < 0 or (geometry.padded_lengths - geometry.lengths).min() < 0:
         raise ProtocolError("offsets must not decrease, and no segment's logical length may exceed its physical one")
+    return geometry
 
 
 def _slots(
@@ -178,44 +184,66 @@ def _slots(
         raise ProtocolError(f"a row that cannot be cut: {error}") from error
 
 
-def _tokens(arrays: Mapping[str, AnyArray], slots: int) -> npt.NDArray[np.int64] | None:
-    tokens = arrays.get("tokens")
-    if tokens is None:
-        return None
-    if len(tokens) != slots:
-        raise ProtocolError(f"{len(tokens)} tokens for {slots} slots")
-    return tokens.astype(np.int64)
+def _room(slots: int, arrays: Mapping[str, AnyArray]) -> tuple[list[Ids], Floats]:
+    """An int64 array each for tokens, positions and labels, and a float32 one for the mask; of those that come.
+
+    In one block, which the allocator keeps for the next row: smaller ones it gives back to the kernel, to be zeroed.
+    """
+    supervised = "loss_mask" in arrays
+    longs = 2 * ("tokens" in arrays) + supervised
+    block = np.empty(slots * (8 * longs + 4 * supervised), np.uint8)
+    wide = block[: 8 * longs * slots].view(np.int64).reshape(longs, slots)
+    return list(wide), block[wide.nbytes :].view(np.float32)
 
 
-def _loss_mask(arrays: Mapping[str, AnyArray], slots: int) -> npt.NDArray[np.float32] | None:
-    packed = arrays.get("loss_mask")
-    return None if packed is None else from_bits(packed, slots).astype(np.float32)
+def _tokens(arrays: Mapping[str, AnyArray], out: Ids) -> Ids:
+    if len(arrays["tokens"]) != len(out):
+        raise ProtocolError(f"{len(arrays['tokens'])} tokens for {len(out)} slots")
+    out[:] = arrays["tokens"]
+    return out
+
+
+def _positions(geometry: Geometry, slots: Slots | None, out: Ids) -> Ids:
+    if slots is None:
+        return geometry.write_positions(out)
+    return geometry.position_ids.take(slots, out=out)
+
+
+def _loss_mask(arrays: Mapping[str, AnyArray], out: Floats) -> Floats:
+    out[:] = from_bits(arrays["loss_mask"], len(out))
+    return out
+
+
+def _padding_mask(padding: Padding, slots: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(slots, np.bool_)
+    for where in padding:
+        mask[where] = True
+    return mask
 
 
 def _labels(
     arrays: Mapping[str, AnyArray],
-    tokens: npt.NDArray[np.int64] | None,
-    real: npt.NDArray[np.bool_],
+    out: Ids,
+    padding: Padding,
     geometry: Geometry,
-    ignore_index: int,
-    *,
-    filler: bool,
-) -> npt.NDArray[np.int64] | None:
+    contract: ResolvedContract,
+    body: BatchBody,
+) -> Ids:
+    if body.filler:
+        out[:] = contract.ignore_index
+        return out
     sent, targets = arrays.get("own_labels", arrays.get("labels")), arrays.get("last_targets")
-    if sent is None and targets is None:
-        return None
-    if filler:
-        return np.full(len(real), ignore_index, np.int64)
-    if sent is not None and len(sent) == len(real):
-        labels = sent.astype(np.int64)
+    tokens = arrays.get("tokens")
+    if sent is not None and len(sent) == len(out):
+        out[:] = sent
     elif targets is not None and tokens is not None and len(targets) == len(geometry.last_slots):
-        labels = np.empty_like(tokens)
-        labels[:-1] = tokens[1:]
-        labels[geometry.last_slots] = targets
+        out[:-1] = tokens[1:]
+        out[geometry.last_slots] = targets
     else:
-        raise ProtocolError(f"labels do not fit {len(real)} slots in {len(geometry.last_slots)} segments")
-    labels[~real] = ignore_index
-    return labels
+        raise ProtocolError(f"labels do not fit {len(out)} slots in {len(geometry.last_slots)} segments")
+    for where in padding:
+        out[where] = contract.ignore_index
+    return out
 
 
 def _keys(arrays: Mapping[str, AnyArray]) -> tuple[SampleKey, ...]:

@@ -10,9 +10,11 @@ An illegal message cannot be constructed: the dataclasses check their ranges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from packhorse.contract import BatchContract, ResolvedContract
@@ -21,7 +23,7 @@ from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import Position
 from packhorse.payload import ArrayEntry
 from packhorse.rules import Violation
-from packhorse.schema import decoder_for, pack, unpack
+from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -71,7 +73,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _positions(*positions: Position) -> None:
-    _require(all(p.step >= 0 and p.index >= 0 for p in positions), "a position is never negative")
+    _require(min(map(min, positions)) >= 0, "a position is never negative")
 
 
 def _attempt(attempt: bytes) -> None:
@@ -167,19 +169,19 @@ class Snapshot:
         _require(self.step >= 0, "a step is never negative")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchBody:
     """What is the same for every reader of one view of a micro-batch."""
 
-    step: int
-    index: int
-    num_tokens: int
-    num_loss_tokens: int
-    local_loss_tokens: int
-    step_tokens: int
-    step_loss_tokens: int
-    max_seqlen: int
-    slots: int  # local slots, of all rows
+    step: Whole
+    index: Whole
+    num_tokens: Whole
+    num_loss_tokens: Whole
+    local_loss_tokens: Whole
+    step_tokens: Whole
+    step_loss_tokens: Whole
+    max_seqlen: Whole
+    slots: Whole  # local slots, of all rows
     filler: bool
     row_digest: bytes
     arrays: tuple[ArrayEntry, ...]
@@ -189,6 +191,11 @@ class BatchBody:
         sizes = (self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts)
         _require(min(sizes) >= 0, "BATCH: a position, width or count is never negative")
         _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As it stands in a header; made once, for all readers and for every time it is sent."""
+        return pack(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +226,7 @@ class Ack:
     idle_s: float  # seconds since the loop last asked; 0 while it is asking
 
     def __post_init__(self) -> None:
+        _require(math.isfinite(self.idle_s), "idle_s is finite")
         _attempt(self.attempt)
         _positions(self.position)
 
@@ -301,26 +309,54 @@ TAGS: dict[str, type] = {
 }
 NAMES = {kind: tag for tag, kind in TAGS.items()}
 DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
+# What comes for every micro-batch, by the bytes that its header begins with.
+FREQUENT: dict[bytes, Callable[[bytes], Batch | Ack | None]] = {
+    b"\x92" + pack(NAMES[Batch]): exact_reader(NAMES[Batch], Batch),
+    b"\x92" + pack(NAMES[Ack]): exact_reader(NAMES[Ack], Ack),
+}
 EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapshot: (1,)}
 
 
 def encode(message: Message) -> bytes:
     """The header frame of a message; its further frames, if any, are sent behind it."""
+    if type(message) is Batch:
+        return _batch_head(message.stream, message.attempt, message.floor) + message.body.packed
     return pack((NAMES[type(message)], message))
+
+
+@lru_cache(maxsize=64)
+def _batch_head(stream: str, attempt: bytes, floor: Position) -> bytes:
+    """The header of a BATCH up to its body, which is the last of its fields: msgpack may be put end to end."""
+    fields = {"stream": stream, "attempt": attempt, "floor": floor, "body": None}
+    return pack((NAMES[Batch], fields)).removesuffix(pack(None))
 
 
 def decode(frames: Frames) -> tuple[Message, Frames]:
     """A message and its further frames. Raises ``ProtocolError``."""
     if not frames:
         raise ProtocolError("a message without frames")
-    header = unpack(memoryview(frames[0]))
-    match header:
-        case [str(tag), fields] if tag in DECODERS:
-            message: Message = DECODERS[tag](fields, tag)
-        case _:
-            raise ProtocolError("a header must be [tag, fields] with a known tag")
+    message = _message(frames[0])
     extra = frames[1:]
     allowed = EXTRA_FRAMES.get(type(message), (0,))
     if len(extra) not in allowed:
-        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {' or '.join(map(str, allowed))}")
+        tag, want = NAMES[type(message)], " or ".join(map(str, allowed))
+        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {want}")
     return message, extra
+
+
+def _message(frame: bytes | bytearray | memoryview) -> Message:
+    if len(frame) <= HEADER_LIMIT_BYTES and (frequent := _frequent(bytes(frame))) is not None:
+        return frequent
+    match unpack(memoryview(frame)):
+        case [str(tag), fields] if tag in DECODERS:
+            message: Message = DECODERS[tag](fields, tag)
+            return message
+        case _:
+            raise ProtocolError("a header must be [tag, fields] with a known tag")
+
+
+def _frequent(header: bytes) -> Batch | Ack | None:
+    for opening, read in FREQUENT.items():
+        if header.startswith(opening):
+            return read(header)
+    return None

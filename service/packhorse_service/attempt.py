@@ -34,6 +34,7 @@ class Reader:
 
     at: Coordinates
     peer: bytes
+    known_by: bytes  # its connection, the one that went down where ``peer`` is empty
     client: bytes
     window: int
     acked: Position  # handed out to its loop: everything before this; moved by ``Roster.acknowledge``
@@ -55,6 +56,7 @@ class Reader:
         return cls(
             at=at,
             peer=greeting.peer,
+            known_by=greeting.peer,
             client=hello.client,
             window=hello.window,
             acked=hello.position,
@@ -75,6 +77,7 @@ class Roster:
         self._standing = Counter(reader.acked for reader in self)
         self.floor = min(self._standing, default=Position(0, 0))
         self._silent = len(self.by_coordinates)
+        self.hungry: dict[Coordinates, Reader] = {}  # their windows have room for what is not made yet
         for warning in dict.fromkeys(warning for reader in self for warning in reader.warnings):
             log.warning("stream %r: %s", offer.stream, warning)
 
@@ -95,22 +98,31 @@ class Roster:
 
     def acknowledge(self, reader: Reader, position: Position) -> bool:
         """A reader moved; whether the floor did."""
-        self._standing[position] += 1
-        self._standing[reader.acked] -= 1
-        if not self._standing[reader.acked]:
-            del self._standing[reader.acked]
-        if position != reader.acked:
-            reader.last_digest = b""  # it has gone on from there
+        before, standing = reader.acked, self._standing
+        if position == before:
+            return False
+        reader.last_digest = b""  # it has gone on from there
         reader.acked = position
-        before, self.floor = self.floor, min(self._standing)
-        return self.floor != before
+        standing[position] += 1
+        standing[before] -= 1
+        if standing[before]:
+            return False
+        del standing[before]
+        if before != self.floor:
+            return False
+        self.floor = min(standing)
+        return True
+
+    def take_hungry(self) -> list[Reader]:
+        """Those that wait for a step to be made, which now is."""
+        waiting, self.hungry = self.hungry, {}
+        return list(waiting.values())
 
     def move(self, reader: Reader, peer: bytes) -> None:
         """A reader is on another connection."""
-        for before in [known for known, whose in self._by_peer.items() if whose is reader]:
-            del self._by_peer[before]
+        del self._by_peer[reader.known_by]
         self._by_peer[peer] = reader
-        reader.peer = peer
+        reader.peer = reader.known_by = peer
 
     def lose(self, peer: bytes) -> None:
         """A connection is gone. What it said before, a BYE even, may still wait to be read."""

@@ -108,5 +108,13 @@ def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 
 def _shortened(violation: Violation) -> Violation:
-    texts = {name: getattr(violation, name) for name in ("field", "want", "got", "remedy")}
-    return replace(violation, **{n: t if len(t) <= TEXT_LIMIT else f"{t[:TEXT_LIMIT]}…" for n, t in texts.items()})
+    def short(text: str) -> str:
+        return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}…"
+
+    return replace(
+        violation,
+        field=short(violation.field),
+        want=short(violation.want),
+        got=short(violation.got),
+        remedy=short(violation.remedy),
+    )

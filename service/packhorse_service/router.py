@@ -29,6 +29,7 @@ BACKLOG = 1024
 HANDSHAKE_MS = 5_000  # how long a connection may stay that proves nothing
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
+ZERO_COPY_BYTES = 64 << 10  # below, a copy costs less than to hear that a buffer is free again
 ZAP_DOMAIN = "packhorse"
 USER = "User-Id"  # what ``zmq.auth`` calls the public key of a connection
 NO_KEY = b""
@@ -147,9 +148,13 @@ class Router:
         return frames
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether there still is such a connection. Buffers are not copied, and must never change."""
+        """Whether there still is such a connection. Large buffers are not copied, and must never change."""
+        more = zmq.NOBLOCK | zmq.SNDMORE
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            self._socket.send(peer, more)
+            for frame in frames[:-1]:
+                self._socket.send(frame, more, copy=len(frame) < ZERO_COPY_BYTES)
+            self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < ZERO_COPY_BYTES)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

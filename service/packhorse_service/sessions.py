@@ -13,7 +13,7 @@ A running attempt is untouched until a new one has formed (``meeting``): whoever
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from packhorse.wire import (
     ATTEMPT_BYTES,
     NO_ATTEMPT,
     Ack,
-    Batch,
     Bye,
     End,
     ErrorCode,
@@ -37,6 +36,7 @@ from packhorse.wire import (
     Snapshot,
 )
 from packhorse_service.attempt import Phase, Reader, Roster
+from packhorse_service.delivering import Delivery
 from packhorse_service.dismissal import Dismissal, rank_name
 from packhorse_service.effects import Effect, Make, Restore, Send
 from packhorse_service.framing import FramedStep
@@ -64,12 +64,14 @@ class StreamSession:
     phase_since_s: float = 0.0
     heard_s: float = 0.0  # when a message came last
     asked: tuple[int, bytes, bytes] | None = None  # (step, digest, peer) of the snapshot asked for
+    _num_microbatches: int = field(init=False)
     _supplied: bytes = NO_ATTEMPT  # whose steps the supply holds: another attempt may have packed otherwise
     _told: set[bytes] = field(default_factory=set)  # connections that must still hear of the failure
     _said_s: float = 0.0  # when the last round of WAIT was sent
     _rejoin_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self._num_microbatches = self.offer.contract.num_microbatches(self.offer.layout)
         self.roster = Roster({}, self.offer)
         self.meeting = Meeting(self.offer.readers)
         self.supply = Supply(self.offer.steps_ahead)
@@ -108,7 +110,7 @@ class StreamSession:
         self.supply.made(step, behind)
         if self.phase is Phase.RESTORING:
             return []  # the stream will be made again from elsewhere
-        return self._diverged([step] if step else []) or self._pump(now)
+        return self._diverged([step] if step else []) or self._pump(self.roster.take_hungry(), now)
 
     def _diverged(self, steps: Iterable[FramedStep]) -> list[Effect]:
         """Compare these steps with what readers say they were handed."""
@@ -215,7 +217,7 @@ class StreamSession:
         self.roster.move(reader, peer)
         self.roster.acknowledge(reader, hello.position)
         reader.sent, reader.heard_s, reader.left = hello.position, now, False
-        return [self._welcome(reader), *self._end_again(reader), *self._pump(now)]
+        return [self._welcome(reader), *self._end_again(reader), *self._pump([reader], now)]
 
     def _outrun(self, peer: bytes, now: float) -> list[Effect]:
         """A reader stands behind what was sent here: another server has served the attempt since. All meet again."""
@@ -292,7 +294,7 @@ class StreamSession:
         out = [self._replaced(greeting) for greeting in self.meeting.superseded()]
         self.meeting.runs(self.attempt, {reader.client for reader in self.roster})
         self.dismissal.clear()
-        return [*out, *self._pump(now)]
+        return [*out, *self._pump(self.roster, now)]
 
     def _replaced(self, greeting: Greeting) -> Send:
         name = rank_name(self.offer.layout, greeting.hello.reader)
@@ -306,8 +308,8 @@ class StreamSession:
         if not reader.acked <= message.position <= reader.sent:
             return [self._error(peer, ErrorCode.POSITION, f"{tuple(message.position)} was not sent; say HELLO")]
         if self.roster.acknowledge(reader, message.position):
-            return self._pump(now)
-        return list(self._send_to(reader, now))
+            return self._deliver([reader], now) + self._go_on(now)
+        return self._deliver([reader], now)
 
     def _unknown(self, peer: bytes) -> list[Effect]:
         if any(greeting.peer == peer for greeting in self.meeting.greetings()):
@@ -323,22 +325,23 @@ class StreamSession:
 
     # Delivering --------------------------------------------------------------------------------------
 
-    @property
-    def _num_microbatches(self) -> int:
-        return self.offer.contract.num_microbatches(self.offer.layout)
-
     def _ask_for_step(self) -> list[Effect]:
         """The next step, where it may be made; what every reader has taken is dropped first."""
         self.supply.release(self.roster.floor.step)
         step = self.supply.ask(self.roster.floor.step)
         return [] if step is None else [Make(self.supply.round, step)]
 
-    def _pump(self, now: float) -> list[Effect]:
-        """The floor moved or a step was made: send to everybody what the windows allow."""
-        if self.phase is not Phase.RUNNING:
-            return self._ask_for_step()
-        effects: list[Effect] = [effect for reader in self.roster for effect in self._send_to(reader, now)]
-        return effects + self._end_if_all_have_ended(now) + self._ask_for_step()
+    def _pump(self, readers: Iterable[Reader], now: float) -> list[Effect]:
+        """These readers may get more than before: send what their windows allow, and go on."""
+        return (self._deliver(readers, now) if self.phase is Phase.RUNNING else []) + self._go_on(now)
+
+    def _deliver(self, readers: Iterable[Reader], now: float) -> list[Effect]:
+        delivery = Delivery(self.offer.stream, self.attempt, self._num_microbatches, self.roster, self.supply)
+        return delivery.to(readers, now)
+
+    def _go_on(self, now: float) -> list[Effect]:
+        """The floor moved, or a step was made."""
+        return self._end_if_all_have_ended(now) + self._ask_for_step()
 
     def _end_if_all_have_ended(self, now: float) -> list[Effect]:
         """Where everybody has taken END or left, those that stay for the others' sake hear that they may leave."""
@@ -353,31 +356,6 @@ class StreamSession:
             return []
         at = Position(self.supply.last or 0, 0)
         return [Send(reader.peer, End(stream=self.offer.stream, attempt=self.attempt, position=at))]
-
-    def _send_to(self, reader: Reader, now: float) -> Iterator[Effect]:
-        while reader.peer and self.supply.between(reader.acked, reader.sent, self._num_microbatches) < reader.window:
-            message, extra = self._next_for(reader)
-            if message is None:
-                break
-            yield Send(reader.peer, message, extra)
-        owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
-        reader.owed_since_s = (reader.owed_since_s or now) if owed else None
-
-    def _next_for(self, reader: Reader) -> tuple[Message | None, Frames]:
-        """The reader's next message, moving ``sent`` behind it."""
-        at = reader.sent
-        behind = self.supply.ends.get(at.step)
-        if behind is not None:
-            reader.sent = Position(at.step + 1, 0)
-            return End(stream=self.offer.stream, attempt=self.attempt, position=at), (behind,) if behind else ()
-        step = self.supply.steps.get(at.step)
-        if step is None:
-            return None, ()
-        view = step.of(reader.view)[at.index]
-        reader.sent = at.after(self._num_microbatches)
-        batch = Batch(stream=self.offer.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
-        last = at.index == self._num_microbatches - 1
-        return batch, (view.payload, step.snapshot) if last else (view.payload,)
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))

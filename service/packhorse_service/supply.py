@@ -50,7 +50,7 @@ class Supply:
 
     def between(self, begin: Position, end: Position, num_microbatches: int) -> int:
         """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""
-        ends = sum(begin.step <= step < end.step for step in self.ends)
+        ends = sum(begin.step <= step < end.step for step in self.ends) if self.ends else 0
         return (end.step - begin.step - ends) * num_microbatches + ends + end.index - begin.index
 
     def ask(self, lowest: int) -> int | None:

@@ -63,8 +63,8 @@ FAULTS = {
     ),
     "floor ignored": Fault(
         "service/packhorse_service/attempt.py",
-        "before, self.floor = self.floor, min(self._standing)",
-        "before, self.floor = self.floor, max(self._standing)",
+        "self.floor = min(standing)",
+        "self.floor = max(standing)",
         "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
     ),
     "snapshot one sample late": Fault(
