@@ -20,7 +20,7 @@ from packhorse.keys import KEY_FILE, ClientKey
 
 __all__ = ["Handshakes"]
 
-CLOSED_LIMIT = 3  # handshakes in a row; a server that restarts closes one, and then refuses connections
+CLOSED_LIMIT = 3  # handshakes in a row, then the peer is asked; a server that ends closes one, and is gone then
 
 
 @dataclass(slots=True)
@@ -60,15 +60,18 @@ class Handshakes:
         if value == errno.EAGAIN:
             self.trouble = "the server accepts connections and says nothing"
             return
-        mechanism = self.ask(self.endpoint)
+        self._closed += 1
+        if self._closed % CLOSED_LIMIT == 0:
+            self._judge(self.ask(self.endpoint))
+
+    def _judge(self, mechanism: str | None) -> None:
+        """Handshakes were closed in a row by a peer that announces this."""
         if mechanism is None:
             self.trouble = "what listens there closes connections, and does not speak ZeroMQ's protocol"
         elif mechanism != ("NULL" if self.key is None else "CURVE"):
             raise self._mismatch()
         elif self.key is not None:
-            self._closed += 1
-            if self._closed >= CLOSED_LIMIT:
-                raise self._wrong_server(self.key)
+            raise self._wrong_server(self.key)
 
     def _wrong_server(self, key: ClientKey) -> AuthenticationFailed:
         return AuthenticationFailed(

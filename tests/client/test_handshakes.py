@@ -30,36 +30,37 @@ def handshakes(key: ClientKey | None, announced: str | None) -> Handshakes:
 # Judging ---------------------------------------------------------------------------------------------
 
 
-def test_a_closed_handshake_tells_of_keys_as_soon_as_the_server_announces_another_mechanism() -> None:
+def close(judged: Handshakes, times: int = CLOSED_LIMIT) -> None:
+    """The peer closes so many handshakes in a row."""
+    for _ in range(times):
+        judged.observe(*CLOSED)
+
+
+def test_closed_handshakes_tell_of_keys_where_the_server_announces_another_mechanism() -> None:
     with pytest.raises(AuthenticationFailed, match="takes clients with a key only, and this one has no key"):
-        handshakes(None, "CURVE").observe(*CLOSED)
+        close(handshakes(None, "CURVE"))
     with pytest.raises(AuthenticationFailed, match=r"the server has no key, and 'keys/trainers.key' allows"):
-        handshakes(KEY, "NULL").observe(*CLOSED)
+        close(handshakes(KEY, "NULL"))
 
 
-def test_the_server_holds_another_key_where_handshakes_in_a_row_are_closed() -> None:
+def test_the_server_holds_another_key_where_it_encrypts_and_closes_handshakes_in_a_row() -> None:
     judged = handshakes(KEY, "CURVE")
     for _ in range(3):
-        for _ in range(CLOSED_LIMIT - 1):
-            judged.observe(*CLOSED)
+        close(judged, CLOSED_LIMIT - 1)
         judged.observe(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
-    for _ in range(CLOSED_LIMIT - 1):
-        judged.observe(*CLOSED)
     with pytest.raises(AuthenticationFailed, match="wrong server key"):
-        judged.observe(*CLOSED)
+        close(judged)
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["a key", "no key"])
 def test_what_does_not_speak_the_protocol_is_no_matter_of_keys_however_often_it_closes(key: ClientKey | None) -> None:
     judged = handshakes(key, None)
-    for _ in range(100):
-        judged.observe(*CLOSED)
+    close(judged, 100)
     assert "does not speak ZeroMQ's protocol" in judged.trouble
 
 
 def test_a_server_without_keys_may_close_a_client_without_one_as_often_as_it_restarts() -> None:
-    for _ in range(100):
-        handshakes(None, "NULL").observe(*CLOSED)
+    close(handshakes(None, "NULL"), 100)
 
 
 def test_a_server_that_says_nothing_is_not_asked_and_its_keys_are_not_judged() -> None:
