@@ -20,7 +20,9 @@ from packhorse.keys import KEY_FILE, ClientKey
 
 __all__ = ["Handshakes"]
 
-CLOSED_LIMIT = 3  # handshakes in a row; a server that restarts closes one, and then refuses connections
+# Handshakes closed in a row, each by a peer that greets the next moment. A server that ends closes one and is gone;
+# one that is flooded closes what comes too fast, and would have to hit the one and miss the other every time.
+CLOSED_LIMIT = 8
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class Handshakes:
     key: ClientKey | None = None
     ask: Callable[[str], str | None] = mechanism_of
     trouble: str = "the connection was closed"
-    _closed: int = 0  # in a row
+    _closed: int = 0  # in a row, by a server that encrypts
+    _plain: bool = False  # the server has announced that it needs no key, and was not reached since
 
     def observe(self, event: int, value: int) -> None:
         """One event. Raises ``AuthenticationFailed`` where keys are wrong, ``TransportError`` where a retry is vain."""
@@ -40,7 +43,7 @@ class Handshakes:
             judge(self, value)
 
     def _succeeded(self, _value: int) -> None:
-        self._closed, self.trouble = 0, "the connection was closed"
+        self._closed, self._plain, self.trouble = 0, False, "the connection was closed"
 
     def _refused(self, _value: int) -> None:
         if self.key is not None:
@@ -59,13 +62,19 @@ class Handshakes:
     def _closed_early(self, value: int) -> None:
         if value == errno.EAGAIN:
             self.trouble = "the server accepts connections and says nothing"
-            return
-        mechanism = self.ask(self.endpoint)
+        elif not self._plain:
+            self._judge(self.ask(self.endpoint))
+
+    def _judge(self, mechanism: str | None) -> None:
+        """A handshake was closed by a peer that announces this."""
         if mechanism is None:
+            self._closed = 0
             self.trouble = "what listens there closes connections, and does not speak ZeroMQ's protocol"
         elif mechanism != ("NULL" if self.key is None else "CURVE"):
             raise self._mismatch()
-        elif self.key is not None:
+        elif self.key is None:
+            self._plain = True
+        else:
             self._closed += 1
             if self._closed >= CLOSED_LIMIT:
                 raise self._wrong_server(self.key)
