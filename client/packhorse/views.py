@@ -156,7 +156,7 @@ def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: Res
     ids = narrowest(contract.vocab_size)
     for name, array in arrays.items():
         want = DTYPES[FIXED_DTYPES[name]] if name in FIXED_DTYPES else ids
-        if array.dtype is not want and array.dtype != want:
+        if array.dtype != want:
             raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {want}")
     rows = 1 if contract.packed else contract.micro_batch_size
     if body.slots > contract.max_width * rows:

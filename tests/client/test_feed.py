@@ -33,6 +33,7 @@ from packhorse import (
     ServerFailed,
     StallTimeout,
     StartTimeout,
+    connection,
 )
 from packhorse.contract import resolve
 from packhorse.microbatch import ORIGIN, Position
@@ -302,6 +303,16 @@ def test_a_stream_is_handed_out_in_order_and_ends(endpoint: str) -> None:
     acknowledged = [ack.position for ack in server.heard_of(Ack)]
     assert acknowledged == sorted(acknowledged)
     assert acknowledged[-1] == Position(3, 0), "the end is acknowledged as a step of one"
+
+
+def test_what_the_loop_takes_is_acknowledged_at_once_and_not_with_the_next_keep_alive(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
+    with ScriptedServer(endpoint, saying(*TWO_STEPS[:4])) as server, feed_from(endpoint) as feed:
+        for after in (Position(0, 1), Position(1, 0), Position(1, 1)):
+            next(feed)
+            wait_until(lambda: server.heard_of(Ack)[-1].position == after, f"the ACK of {after}")  # noqa: B023
 
 
 def test_hello_says_what_this_reader_declares(endpoint: str) -> None:

@@ -314,6 +314,19 @@ def test_a_pipeline_stage_is_handed_what_it_uses_and_the_offsets(stage: str, cas
                 part.computed_digest()
 
 
+@given(case=ROWS, shift=st.integers(1, 63))
+def test_a_payload_may_begin_at_any_address(case: RowCase, shift: int) -> None:
+    """A small frame lies wherever it was received, behind another."""
+    for rank in range(case.layout.context):
+        body, payload = body_and_payload(case, rank, with_keys=True)
+        shifted = memoryview(bytearray(shift) + payload)[shift:]
+        found = view_microbatch(body, shifted, case.contract, case.layout, rank)
+        expected = view_microbatch(body, memoryview(payload), case.contract, case.layout, rank)
+        for name in (*DTYPES, "padding_mask"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name))
+        assert found.keys == expected.keys
+
+
 # What does not fit together is refused --------------------------------------------------------------
 
 
