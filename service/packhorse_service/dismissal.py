@@ -108,5 +108,14 @@ def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 
 def _shortened(violation: Violation) -> Violation:
-    texts = {name: getattr(violation, name) for name in ("field", "want", "got", "remedy")}
-    return replace(violation, **{n: t if len(t) <= TEXT_LIMIT else f"{t[:TEXT_LIMIT]}…" for n, t in texts.items()})
+    return replace(
+        violation,
+        field=_cut(violation.field),
+        want=_cut(violation.want),
+        got=_cut(violation.got),
+        remedy=_cut(violation.remedy),
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}…"

@@ -39,7 +39,6 @@ __all__ = ["Server"]
 
 log = logging.getLogger("packhorse.server")
 
-POLL_MS = 200
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
@@ -151,12 +150,12 @@ class Server:
         reported = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            rung = self._router.wait(POLL_MS)
+            rung = self._router.wait(int(1000 * self._admission.look_s))
             now = time.monotonic()
             if rung:
                 self._take_results(now)
             self._watch(now)
-            self._close_silent(now)
+            self._close_unwanted(now)
             self._read(now)
             for stream in self._streams.values():
                 self._carry_out(stream, stream.session.tick(now))
@@ -201,9 +200,14 @@ class Server:
             elif self._admission.opened(connection, now) is Verdict.CLOSE:
                 self._router.connections.shut(connection)
 
-    def _close_silent(self, now: float) -> None:
+    def _close_unwanted(self, now: float) -> None:
+        """Those that say nothing, and those that send what becomes no message."""
         for connection in self._admission.silent(now):
             self._router.connections.shut(connection)
+        for connection in self._admission.to_look_at(now):
+            arrived = self._router.connections.arrived(connection)
+            if arrived is not None and self._admission.arrived(connection, arrived) is Verdict.CLOSE:
+                self._router.connections.shut(connection)
         closed = self._admission.report(now)
         if closed is not None:
             log.warning("%s", closed)
@@ -212,7 +216,8 @@ class Server:
         for arrival in self._router.messages():
             if arrival.connection not in self._admission:
                 self._watch(now)  # that it has come was told before it could speak
-            if self._abides(arrival, self._admission.hears(arrival.connection, arrival.peer, now)):
+            size = sum(map(len, arrival.frames))
+            if self._abides(arrival, self._admission.hears(arrival.connection, arrival.peer, size, now)):
                 self._take(arrival, now)
 
     def _abides(self, arrival: Arrival, verdict: Verdict) -> bool:
