@@ -7,7 +7,9 @@ what a stranger, or a reader gone wrong, can take is bounded here:
 * silence       a connection that has said no valid HELLO in time is closed;
 * HELLO         is costly to check, and honest readers say it a few times a minute;
 * words         a reader says about one message for each that it is sent, and keep-alives;
-* offences      messages that are answered with an error.
+* offences      messages that are answered with an error;
+* stuffing      bytes that become no message: ZeroMQ keeps the parts of one until the last has come, and has no
+                limit for their number. So what has arrived is compared with what was read.
 
 A connection that goes beyond its allowance is closed. An honest reader that this befalls connects again, says
 HELLO and goes on where it stood. Nothing here is a socket or a clock: a connection is a number that is its own
@@ -16,9 +18,10 @@ while it is open, ``now`` is in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import takewhile
+from itertools import islice
 
 __all__ = ["Admission", "Allowance", "Budget", "Limits", "Verdict"]
 
@@ -26,6 +29,9 @@ CONNECTIONS_A_READER = 2  # its old connection may not have been noticed to be g
 CONNECTIONS_BESIDE = 64  # whoever asks for a stream that is not here, tools, and jobs that wait to be next
 STORM_S = 5.0  # in which every connection may be replaced
 REPORT_S = 10.0
+LOOK_S = 0.01  # how often strangers are looked at: in that time, tens of thousands of parts arrive
+READERS_LOOK_S = 0.1
+LOOKED_AT = 64  # at a time
 
 
 class Verdict(Enum):
@@ -80,6 +86,7 @@ class Limits:
     words: Allowance = Allowance(256, 8.0)
     words_for_each_sent: float = 2.0
     offences: Allowance = Allowance(64, 1.0)
+    stuffing_bytes: int = 256 << 10  # between two looks; four times the longest message there is
     lines: Allowance = Allowance(16, 0.2)  # in the log, about offences of all connections
 
     @classmethod
@@ -93,10 +100,13 @@ class Limits:
 class _Connection:
     """What one connection has left."""
 
+    since_s: float
     hellos: Budget
     words: Budget
     offences: Budget
     peer: bytes = b""  # its name for the socket, once it has said something
+    arrived: int = 0  # bytes, when it was looked at last
+    read: int = 0  # bytes of messages since then
 
 
 @dataclass(slots=True)
@@ -106,9 +116,12 @@ class Admission:
     limits: Limits
     refused: int = 0  # connections that were closed
     _open: dict[int, _Connection] = field(default_factory=dict)
-    _silent: dict[int, float] = field(default_factory=dict)  # have said no valid HELLO, since when: the oldest first
     _by_peer: dict[bytes, _Connection] = field(default_factory=dict)
     _shut: set[int] = field(default_factory=set)  # numbers that had connections closed from here, and no other since
+    _strangers: dict[int, None] = field(default_factory=dict)  # open, and not greeted
+    _round: Iterator[int] = field(default_factory=lambda: iter(()))  # of all that are open
+    _looked_s: float = 0.0
+    _looked_at_readers_s: float = 0.0
     _arrivals: Budget = field(init=False)
     _lines: Budget = field(init=False)
     _reported: int = 0
@@ -135,28 +148,58 @@ class Admission:
         if not self._arrivals.take(now):
             return self._close(connection, "connections come faster than readers can")
         self._open[connection] = self._new(now)
-        self._silent[connection] = now
+        self._strangers[connection] = None
         return Verdict.HEAR
 
     def closed(self, connection: int) -> None:
         """It is gone, and its number may be another's soon."""
         known = self._open.pop(connection, None)
-        self._silent.pop(connection, None)
         if known is not None:
             self._by_peer.pop(known.peer, None)
+            self._strangers.pop(connection, None)
 
     def silent(self, now: float) -> list[int]:
         """Connections that are to be closed: they have said no valid HELLO for long."""
         since = now - self.limits.silence_s
-        late = list(takewhile(lambda connection: self._silent[connection] < since, self._silent))
+        late = [number for number in self._strangers if self._open[number].since_s < since]
         for connection in late:
             self._close(connection, f"no valid HELLO came within {self.limits.silence_s:g} s")
         return late
 
+    @property
+    def look_s(self) -> float:
+        """How soon connections are to be looked at again."""
+        return LOOK_S if self._strangers else READERS_LOOK_S
+
+    def to_look_at(self, now: float) -> list[int]:
+        """Connections of which it is time to see how much has arrived."""
+        if now - self._looked_s < LOOK_S:
+            return []
+        self._looked_s = now
+        strangers = list(islice(self._strangers, LOOKED_AT))
+        for stranger in strangers:  # they are looked at in turn
+            self._strangers[stranger] = self._strangers.pop(stranger)
+        if now - self._looked_at_readers_s < READERS_LOOK_S:
+            return strangers
+        self._looked_at_readers_s = now
+        readers = list(islice(self._round, LOOKED_AT))
+        if len(readers) < LOOKED_AT:
+            self._round = iter(list(self._open))
+        return strangers + [number for number in readers if number in self._open and number not in self._strangers]
+
+    def arrived(self, connection: int, total_bytes: int) -> Verdict:
+        """So much has arrived on a connection, ever."""
+        known = self._open[connection]
+        unread = total_bytes - known.arrived - known.read
+        known.arrived, known.read = total_bytes, 0
+        if unread <= self.limits.stuffing_bytes:
+            return Verdict.HEAR
+        return self._close(connection, "it sends what becomes no message")
+
     # Messages ----------------------------------------------------------------------------------------
 
-    def hears(self, connection: int, peer: bytes, now: float) -> Verdict:
-        """Whether a message of this connection, which ``peer`` names, is looked at.
+    def hears(self, connection: int, peer: bytes, size: int, now: float) -> Verdict:
+        """Whether a message of ``size`` bytes on this connection, which ``peer`` names, is dealt with.
 
         What a connection that was closed from here had said before is not. One that has left by itself is heard to
         the end: BYE is the last that a reader says.
@@ -164,6 +207,7 @@ class Admission:
         known = self._open.get(connection)
         if known is None:
             return Verdict.IGNORE if connection in self._shut else Verdict.HEAR
+        known.read += size
         if known.peer != peer:
             known.peer = peer
             self._by_peer[peer] = known
@@ -180,7 +224,7 @@ class Admission:
 
     def greeted(self, connection: int) -> None:
         """Its HELLO was valid."""
-        self._silent.pop(connection, None)
+        self._strangers.pop(connection, None)
 
     def told(self, peer: bytes) -> None:
         """It was sent something, which it may answer."""
@@ -211,7 +255,7 @@ class Admission:
 
     def _new(self, now: float) -> _Connection:
         limits = self.limits
-        return _Connection(Budget(limits.hellos, now), Budget(limits.words, now), Budget(limits.offences, now))
+        return _Connection(now, Budget(limits.hellos, now), Budget(limits.words, now), Budget(limits.offences, now))
 
     def _close(self, connection: int, reason: str) -> Verdict:
         self.refused += 1

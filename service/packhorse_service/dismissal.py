@@ -108,13 +108,14 @@ def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
 
 
 def _shortened(violation: Violation) -> Violation:
-    def short(text: str) -> str:
-        return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}…"
-
     return replace(
         violation,
-        field=short(violation.field),
-        want=short(violation.want),
-        got=short(violation.got),
-        remedy=short(violation.remedy),
+        field=_cut(violation.field),
+        want=_cut(violation.want),
+        got=_cut(violation.got),
+        remedy=_cut(violation.remedy),
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}…"

@@ -38,25 +38,38 @@ class Door:
         self._admission = Admission(limits)
         self._stream = stream
 
+    @property
+    def look_s(self) -> float:
+        """How soon connections are to be looked at again."""
+        return self._admission.look_s
+
     def watch(self, now: float) -> None:
-        """Follow who connects and leaves; close what is over its allowance, or silent."""
+        """Follow who connects and leaves; close those that say nothing, and those that send what becomes no message."""
+        self._follow(now)
+        for connection in self._admission.silent(now):
+            self._router.connections.shut(connection)
+        for connection in self._admission.to_look_at(now):
+            arrived = self._router.connections.arrived(connection)
+            if arrived is not None:
+                self._abides(connection, self._admission.arrived(connection, arrived))
+        closed = self._admission.report(now)
+        if closed is not None:
+            log.warning("%s", closed)
+
+    def _follow(self, now: float) -> None:
         for change, connection in self._router.connections.changes():
             if change is Change.CLOSED:
                 self._admission.closed(connection)
             else:
                 self._abides(connection, self._admission.opened(connection, now))
-        for connection in self._admission.silent(now):
-            self._router.connections.shut(connection)
-        closed = self._admission.report(now)
-        if closed is not None:
-            log.warning("%s", closed)
 
     def heard(self, now: float) -> Iterator[Heard]:
         """Some of what has arrived and may be looked at."""
         for arrival in self._router.messages():
             if arrival.connection not in self._admission:
-                self.watch(now)  # that it has come was told before it could speak
-            if self._abides(arrival.connection, self._admission.hears(arrival.connection, arrival.peer, now)):
+                self._follow(now)  # that it has come was told before it could speak
+            size = sum(map(len, arrival.frames))
+            if self._abides(arrival.connection, self._admission.hears(arrival.connection, arrival.peer, size, now)):
                 heard = self._decoded(arrival, now)
                 if heard is not None:
                     yield heard

@@ -42,7 +42,6 @@ __all__ = ["Server"]
 
 log = logging.getLogger("packhorse.server")
 
-POLL_MS = 200
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
 REPORT_S = 10.0
@@ -161,7 +160,7 @@ class Server:
         reported = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            rung = self._router.wait(POLL_MS)
+            rung = self._router.wait(int(1000 * self._door.look_s))
             now = time.monotonic()
             if rung:
                 self._take_results(now)

@@ -22,7 +22,7 @@ RANKS = 2
 ATTACK_S = 2.0
 MEMORY_MIB = 64
 THROUGHPUT = 0.9  # of what it is without an attack
-TRIES = 3  # another process of the machine may take the processor meanwhile
+TRIES = 5  # another process of the machine may take the processor meanwhile
 
 Attack = Callable[[str, float], None]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import struct
 import threading
 import time
@@ -21,7 +22,7 @@ from packhorse import BatchContract, Coordinates, ParallelLayout, Position
 from packhorse.schema import pack
 from packhorse.wire import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
 from tests.hostile.conftest import RANKS, Besieged
-from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame
+from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame, message
 
 AGAIN_S = 0.15  # less often than connections may be opened, so that the attack is heard
 LAYOUT = ParallelLayout(data=RANKS)
@@ -117,17 +118,31 @@ def huge_frames(endpoint: str, end: float) -> None:
 
 
 def many_parts(endpoint: str, end: float) -> None:
-    """No option of ZeroMQ limits their number."""
-    for _ in until(end, 0.2):
+    """No option of ZeroMQ limits their number: 61 MiB of memory for 2 MB of a million empty ones."""
+    for number in until(end, 0.5):
         stranger = Stranger(endpoint)
-        stranger.write(frame(b"", more=True) * 50_000 + frame(b""))
+        stranger.write(frame(b"", more=True) * (20_000 if number else 1_000_000) + frame(b""))
         stranger.close()
 
 
+def parts_without_end(endpoint: str, end: float) -> None:
+    """The message is never whole, and ZeroMQ keeps all of it."""
+    parts, closed = frame(b"", more=True) * 50_000, 0
+    stranger = Stranger(endpoint)
+    for _ in until(end, 0.01):
+        if not stranger.write(parts):
+            closed += 1
+            threading.Event().wait(AGAIN_S)
+            stranger = Stranger(endpoint)
+    assert closed or stranger.closed_within(5.0)
+    stranger.close()
+
+
 def silent_connections(endpoint: str, end: float) -> None:
-    opened = [dial(endpoint, blocking=False) for _ in range(5_000)]
-    for _ in until(end, 0.1):
-        pass
+    opened = list[socket.socket]()
+    for _ in until(end, 0.02):
+        opened += [dial(endpoint, blocking=False) for _ in range(min(75, 5_000 - len(opened)))]
+    opened += [dial(endpoint, blocking=False) for _ in range(5_000 - len(opened))]
     close_all(opened)
 
 
@@ -184,6 +199,27 @@ def hellos_over_many_connections(endpoint: str, end: float) -> None:
         opened.append(Stranger(endpoint))
         opened[-1].send(hello(number))
     close_all(opened)
+
+
+def torrent(endpoint: str, end: float, said: Message) -> None:
+    """The same message as fast as the connection takes it, and no answer is read."""
+    many, closed = message(encode(said)) * 100, 0
+    while time.monotonic() < end:
+        stranger = Stranger(endpoint)
+        while time.monotonic() < end and stranger.write(many):
+            pass
+        closed += 1
+        stranger.close()
+        threading.Event().wait(AGAIN_S)
+    assert closed > 1
+
+
+def torrent_of_hellos(endpoint: str, end: float) -> None:
+    torrent(endpoint, end, HELLO)
+
+
+def torrent_of_acknowledgements(endpoint: str, end: float) -> None:
+    torrent(endpoint, end, ACK)
 
 
 def hellos_that_are_refused(endpoint: str, end: float) -> None:
@@ -258,7 +294,10 @@ def a_client_that_stops_reading(endpoint: str, end: float) -> None:
 # Those that spend what connections may be opened are last.
 ATTACKS: list[Callable[[str, float], None]] = [
     huge_frames,
+    parts_without_end,
     many_parts,
+    torrent_of_hellos,
+    torrent_of_acknowledgements,
     illegal_messages,
     hellos_over_one_connection,
     hellos_that_are_refused,

@@ -48,7 +48,7 @@ def honest_state(endpoint: str) -> State:
 
 def source_at(snapshot: bytes) -> int:
     """Where the place of the only source begins; behind it are its open shards and the bits."""
-    (pieces,) = struct.unpack_from("<I", snapshot, PIECES)
+    pieces: int = struct.unpack_from("<I", snapshot, PIECES)[0]
     return len(snapshot) - -(-pieces // 8) - OPEN_SHARDS * SHARD_FORMAT.size - SOURCE_FORMAT.size
 
 

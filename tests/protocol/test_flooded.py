@@ -14,8 +14,7 @@ from packhorse_service.offer import readers_of
 from tests.client.messages import EXAMPLES
 
 LAYOUT = ParallelLayout(data=2)
-HELLO = EXAMPLES["HELLO"]
-assert isinstance(HELLO, Hello)
+HELLO: Hello = EXAMPLES["HELLO"]  # type: ignore[assignment]
 
 
 def hellos() -> list[Hello]:
@@ -65,9 +64,9 @@ def test_however_many_readers_were_refused_and_whatever_they_declared_the_list_c
         violations = [refusal("GBS_DIVIDES", f"field{n}", "w" * 3000, "g" * 3000, "r" * 3000) for n in range(12)]
         told = dismissal.refuse(hello, violations)
         decode([encode(Reject(stream="train", violations=told))])
-    violations = reject_of(dismissal).violations
-    assert rank_name(ParallelLayout(data=20_000), Coordinates(0, 0, 0, 0)) in violations[0].field
-    assert "more violations" in violations[-1].got
+    listed = reject_of(dismissal).violations
+    assert rank_name(ParallelLayout(data=20_000), Coordinates(0, 0, 0, 0)) in listed[0].field
+    assert "more violations" in listed[-1].got
 
 
 def test_a_list_that_fits_is_told_whole() -> None:

@@ -26,7 +26,7 @@ def admitted(*connections: int, now: float = 0.0, limits: Limits = LIMITS) -> Ad
 def heard_until_closed(admission: Admission, connection: int, now: float, limit: int = 10_000) -> int:
     """How many messages at one moment are heard before the connection is closed."""
     for count in range(limit):
-        if admission.hears(connection, b"peer", now) is Verdict.CLOSE:
+        if admission.hears(connection, b"peer", 60, now) is Verdict.CLOSE:
             return count
     return limit
 
@@ -86,14 +86,14 @@ def test_a_number_that_comes_again_is_another_connection() -> None:
     admission.greeted(5)
     assert heard_until_closed(admission, 5, 0.0) == LIMITS.words.burst
     assert admission.opened(5, 1.0) is Verdict.HEAR
-    assert admission.hears(5, b"another", 1.0) is Verdict.HEAR
+    assert admission.hears(5, b"another", 60, 1.0) is Verdict.HEAR
     assert admission.silent(1.0 + 2 * LIMITS.silence_s) == [5]
 
 
 def test_whoever_says_no_valid_hello_in_time_is_closed_and_whoever_has_is_not() -> None:
     admission = admitted(1, 2, 3)
     admission.greeted(2)
-    admission.hears(3, b"chatty", 1.0)
+    admission.hears(3, b"chatty", 60, 1.0)
     assert admission.silent(LIMITS.silence_s) == []
     assert admission.silent(LIMITS.silence_s + 0.1) == [1, 3]
     assert admission.silent(LIMITS.silence_s + 0.2) == []
@@ -109,29 +109,63 @@ def test_a_reader_that_answers_everything_and_keeps_alive_is_heard_for_ever() ->
     for sent in range(200_000):
         now += 1e-5  # 100,000 micro-batches a second, each acknowledged
         admission.told(b"peer")
-        assert admission.hears(1, b"peer", now) is Verdict.HEAR, sent
+        assert admission.hears(1, b"peer", 60, now) is Verdict.HEAR, sent
     for second in range(1000):
-        assert admission.hears(1, b"peer", now + second) is Verdict.HEAR
+        assert admission.hears(1, b"peer", 60, now + second) is Verdict.HEAR
 
 
 def test_whoever_says_far_more_than_it_is_sent_is_closed_and_what_it_said_before_is_not_looked_at() -> None:
     admission = admitted(1, 2)
     assert heard_until_closed(admission, 1, 0.0) == LIMITS.words.burst
-    assert admission.hears(1, b"peer", 0.0) is Verdict.IGNORE
-    assert admission.hears(2, b"other", 0.0) is Verdict.HEAR
+    assert admission.hears(1, b"peer", 60, 0.0) is Verdict.IGNORE
+    assert admission.hears(2, b"other", 60, 0.0) is Verdict.HEAR
 
 
 def test_a_reader_that_has_left_is_heard_to_the_end() -> None:
     """Its BYE may still wait to be read when the end of its connection is reported."""
     admission = admitted(1)
     admission.closed(1)
-    assert admission.hears(1, b"peer", 1.0) is Verdict.HEAR
+    assert admission.hears(1, b"peer", 60, 1.0) is Verdict.HEAR
+
+
+def test_bytes_that_become_no_message_close_a_connection_whether_it_has_greeted_or_not() -> None:
+    for greeted in (False, True):
+        admission = admitted(1, 2)
+        admission.hears(1, b"peer", 500, 0.0)
+        if greeted:
+            admission.greeted(1)
+        assert admission.arrived(1, 600) is Verdict.HEAR
+        assert admission.arrived(1, 600 + LIMITS.stuffing_bytes) is Verdict.HEAR
+        assert admission.arrived(1, 601 + 2 * LIMITS.stuffing_bytes) is Verdict.CLOSE
+        assert admission.hears(1, b"peer", 1, 0.0) is Verdict.IGNORE
+        assert admission.hears(2, b"other", 1, 0.0) is Verdict.HEAR
+
+
+def test_what_is_read_is_no_stuffing_however_much_it_is() -> None:
+    admission, arrived = admitted(1), 0
+    for second in range(1000):
+        admission.hears(1, b"peer", 80_000, float(second))
+        arrived += 80_100
+        assert admission.arrived(1, arrived) is Verdict.HEAR
+
+
+def test_strangers_are_looked_at_often_and_readers_in_turn() -> None:
+    limits = Limits.for_readers(500)
+    admission = admitted(*range(503), limits=limits)
+    for reader in range(500):
+        admission.greeted(reader)
+    seen: dict[int, int] = dict.fromkeys(range(503), 0)
+    for look in range(100, 100 + 300):
+        for connection in admission.to_look_at(look * 0.0101):
+            seen[connection] += 1
+    assert min(seen[stranger] for stranger in (500, 501, 502)) >= 290
+    assert min(seen[reader] for reader in range(500)) >= 2
 
 
 def test_what_another_connection_is_sent_earns_nothing() -> None:
     admission = admitted(1, 2)
-    admission.hears(1, b"one", 0.0)
-    admission.hears(2, b"two", 0.0)
+    admission.hears(1, b"one", 60, 0.0)
+    admission.hears(2, b"two", 60, 0.0)
     for _ in range(1000):
         admission.told(b"two")
     assert heard_until_closed(admission, 1, 0.0) < LIMITS.words.burst
@@ -156,7 +190,10 @@ def test_offences_are_answered_a_while_and_then_close_the_connection() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["opened", "closed", "hears", "greets", "offended", "silent"]), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["opened", "closed", "hears", "greets", "offended", "silent", "to_look_at"]),
+            st.integers(0, 9),
+        ),
         max_size=200,
     )
 )
@@ -168,14 +205,15 @@ def test_nothing_that_happens_keeps_more_than_the_connections_that_are_open(even
         match event:
             case "closed":
                 admission.closed(connection)
-            case "silent":
-                admission.silent(now)
+            case "silent" | "to_look_at":
+                getattr(admission, event)(now)
             case "hears":
-                admission.hears(connection, b"peer %d" % connection, now)
+                admission.hears(connection, b"peer %d" % connection, 60, now)
             case _:
                 getattr(admission, event)(connection, now)
         assert len(admission) <= limits.connections
         assert len(admission._by_peer) <= len(admission)
+        assert admission._strangers.keys() <= admission._open.keys()
 
 
 def test_the_log_has_a_line_now_and_then_however_many_are_closed() -> None:
