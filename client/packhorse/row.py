@@ -111,7 +111,7 @@ class Row:
         if self.labels is not None:
             return self.labels
         targets = np.empty_like(self.tokens)
-        targets[:-1] = self.tokens[1:]
+        targets[:-1], targets[-1] = self.tokens[1:], 0
         targets[self.geometry.last_slots] = self.last_targets
         return targets
 
