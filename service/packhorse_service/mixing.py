@@ -31,8 +31,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -151,9 +150,8 @@ class SourceOrder:
             return _shard_order(self.plan, self.epoch)[self.opened]
         return _shard_order(self.plan, self.epoch + 1)[0] if self._repeats() else None
 
-    def advance(self, facts: BlockFacts, *, faulty: bool) -> None:
+    def advance(self, facts: BlockFacts) -> None:
         """The current sample was drawn: move to the next."""
-        self.faults += faulty
         shard = self.open[self.turn]
         shard.index += 1
         shard.checksum = facts.checksum
@@ -188,7 +186,8 @@ class SourceOrder:
         self.opened, self.turn = len(first), 0
 
     def clone(self) -> SourceOrder:
-        return replace(self, open=[copy(shard) for shard in self.open])
+        shards = [OpenShard(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open]
+        return SourceOrder(self.plan, self.epoch, self.opened, self.turn, shards, self.drawn, self.faults)
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
@@ -287,15 +286,15 @@ class Order:
                 chosen, earliest = number, finish
         return chosen
 
-    def advance(self, number: int, ids: int, facts: BlockFacts, *, faulty: bool) -> None:
+    def advance(self, number: int, ids: int, facts: BlockFacts) -> None:
         """The next sample of a source was drawn."""
         source, size = self.sources[number], self._size(ids)
         source.drawn += size
         self._drawn += size
         self._start[number] += size * self._scale[number]
         self._finish[number] = None
-        source.advance(facts, faulty=faulty)
-        if not source.live:
+        source.advance(facts)
+        if not source.open:
             self.stand_equal()
 
     def stand_equal(self) -> None:
