@@ -98,6 +98,11 @@ class SourcePlan:
     shuffle: bool
     seed: int
 
+    @property
+    def open_at_once(self) -> int:
+        """Shards that are open at the beginning of an epoch."""
+        return min(self.open_shards, self.shards)
+
 
 @dataclass(slots=True)
 class OpenShard:
@@ -216,7 +221,7 @@ class SourceOrder:
 
     def _is_possible(self) -> bool:
         """Whether drawing could have led here."""
-        at_once = min(self.plan.open_shards, self.plan.shards)
+        at_once = self.plan.open_at_once
         if not at_once <= self.opened <= self.plan.shards or not self._in_epochs():
             return False
         been_opened = set(_shard_order(self.plan, self.epoch)[: self.opened])
@@ -290,9 +295,10 @@ class Order:
         """The next sample of a source was drawn."""
         source, size = self.sources[number], self._size(ids)
         source.drawn += size
-        self._drawn += size
-        self._start[number] += size * self._scale[number]
-        self._finish[number] = None
+        if len(self._live) > 1:
+            self._drawn += size
+            self._start[number] += size * self._scale[number]
+            self._finish[number] = None
         source.advance(facts)
         if not source.open:
             self.stand_equal()

@@ -53,18 +53,14 @@ class OpenBlocks:
         self._setting = setting
         self._store = store
         self._joined = joined
-        self._reading: dict[int, Reading] = {}  # shard -> block in use
+        self.reading: dict[int, Reading] = {}  # shard -> block in use, where it was opened
         self._keys: dict[int, set[str]] = {}  # of the open shards, to find a key given twice
         store.announce(self._request(at.shard, at.offset, at.first_sample) for at in order.open)
-
-    def at(self, at: OpenShard) -> Reading:
-        """The block that an open shard stands in."""
-        return self._reading.get(at.shard) or self._open(at)
 
     def next_ids(self) -> int:
         """Ids of the source's next sample."""
         at = self.order.current
-        reading = self.at(at)
+        reading = self.reading.get(at.shard) or self.open(at)
         return reading.ends[at.index] - reading.begins[at.index]
 
     def draw_from(self, shard: int, reading: Reading) -> None:
@@ -74,14 +70,14 @@ class OpenBlocks:
 
     def leave(self, shard: int, reading: Reading) -> None:
         """Its last sample was drawn."""
-        del self._reading[shard]
+        del self.reading[shard]
         if reading.facts.next_offset is None:
             del self._keys[shard]
 
     def check(self) -> None:
         """Every open shard must hold what the order says of it. Raises ``SourceError``."""
         for at in self.order.open:
-            block, name = self.at(at).block, self._setting.shards[at.shard].name
+            block, name = self.open(at).block, self._setting.shards[at.shard].name
             if at.index >= block.count:
                 raise SourceError(f"shard {name!r} has no sample {at.index} in the block at {at.offset}")
             if at.checksum and at.checksum != block.checksum:
@@ -90,7 +86,8 @@ class OpenBlocks:
                     "size, or a library tokenises them otherwise; put back what was there"
                 )
 
-    def _open(self, at: OpenShard) -> Reading:
+    def open(self, at: OpenShard) -> Reading:
+        """Take the block that an open shard stands in, waiting for it if need be."""
         setting, shard = self._setting, at.shard
         request = self._request(shard, at.offset, at.first_sample)
         block = self._store.get(request)
@@ -108,7 +105,7 @@ class OpenBlocks:
             samples = permutation(block.count, seed)
         begins, ends = block.offsets[samples], block.offsets[samples + 1]
         overlap = 1 if block.labels is None and not self._joined else 0
-        reading = self._reading[shard] = Reading(
+        reading = self.reading[shard] = Reading(
             request=request,
             block=block,
             facts=BlockFacts(block.count, block.next_offset, block.checksum),

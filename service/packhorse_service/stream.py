@@ -113,11 +113,12 @@ class SampleStream:
         self._order = order
         self._marks = deque([_Mark(order.clone())])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
-        self._mark_every = max(MARK_EVERY, sum(len(source.open) for source in order.sources))
+        self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
         self._draws = 0  # in all
         self._pieces = 0  # of them
         self._checksum = 0  # sum of those of their blocks
         self._packed = bytearray()  # a flag for each piece drawn since the first mark
+        self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
         self._eras = Eras(self._seq_length)
         self._blocks.forget()
         self._open = [
@@ -132,11 +133,6 @@ class SampleStream:
 
     # Drawing -----------------------------------------------------------------------------------------
 
-    @property
-    def crowded(self) -> bool:
-        """Whether as much was drawn since the first mark as a snapshot can tell: pack before drawing more."""
-        return len(self._packed) >= PIECES_LIMIT or self._draws - self._marks[0].draws >= PIECES_LIMIT
-
     def draw(self) -> list[Piece] | None:
         """The pieces of the next sample: none where it is dropped or skipped. ``None`` at the end.
 
@@ -150,22 +146,25 @@ class SampleStream:
         if number is None:
             return None
         blocks = self._open[number]
-        at = blocks.order.current
-        reading = blocks.at(at)
+        order = blocks.order
+        at = order.open[order.turn]
+        reading = blocks.reading.get(at.shard) or blocks.open(at)
         if not reading.drawn_from:
             blocks.draw_from(at.shard, reading)
         shard, index, facts = at.shard, at.index, reading.facts
         begin, end = reading.begins[index], reading.ends[index]
-        if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:
+        if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
             slots, counts = end - begin - reading.overlap, self._counts[number]
             counts.samples += 1
             counts.tokens += end - begin
             counts.targets += slots
             pieces = [Piece(self._pieces, number, shard, reading.block, reading.samples[index], begin, end, slots)]
+            self._pieces += 1
+            self._packed.append(0)
         else:
             pieces = self._draw_with_care(number, shard, reading, index, lengths)
-        self._pieces += len(pieces)
-        self._packed.extend(bytes(len(pieces)))
+            self._pieces += len(pieces)
+            self._packed.extend(bytes(len(pieces)))
         self._draws += 1
         self._checksum += facts.checksum
         self._order.advance(number, end - begin, facts)
@@ -251,6 +250,8 @@ class SampleStream:
         while len(marks) > 1 and marks[1].pieces <= oldest:
             marks.popleft()
         del self._packed[: marks[0].pieces - base]
+        since = max(self._pieces - marks[0].pieces, self._draws - marks[0].draws)
+        self.crowded = since + self._mark_every > PIECES_LIMIT
 
     def place(self) -> StreamPlace:
         """Where to resume from, now."""

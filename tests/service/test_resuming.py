@@ -144,20 +144,20 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
         of_each={"epochs": 5, "open_shards": 2}, packing=packing, loading={"workers": 0, "block_bytes": 3000}
     )
     drawn_from: list[Reading] = []
-    at, draw = OpenBlocks.at, SampleStream.draw
-    last: list[Reading] = []
+    open_block, draw = OpenBlocks.open, SampleStream.draw
+    opened: dict[int, Reading] = {}  # by the block's identity
 
-    def noted_at(blocks: OpenBlocks, shard: OpenShard) -> Reading:
-        last[:] = [at(blocks, shard)]
-        return last[0]
+    def noted_open(blocks: OpenBlocks, shard: OpenShard) -> Reading:
+        reading = open_block(blocks, shard)
+        opened[id(reading.block)] = reading
+        return reading
 
     def noted_draw(stream: SampleStream) -> list[Piece] | None:
         pieces = draw(stream)
-        if pieces is not None:
-            drawn_from.extend(last)  # the block asked for last is the one drawn from
+        drawn_from.extend(opened[id(piece.block)] for piece in pieces or [])  # one of each draw
         return pieces
 
-    monkeypatch.setattr(OpenBlocks, "at", noted_at)
+    monkeypatch.setattr(OpenBlocks, "open", noted_open)
     monkeypatch.setattr(SampleStream, "draw", noted_draw)
     pipeline = Pipeline(plan, inline_engine(plan))
     draws_at = {}  # step -> draws in all, where windows meet
