@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -451,6 +451,30 @@ def test_a_place_lies_not_far_before_the_oldest_pending_piece(lag: int, lengths:
         packed = stream.place().packed.tolist()
         assert packed.count(0) == len(waiting)
         assert (packed.index(0) if waiting else len(packed)) <= MARK_EVERY + most
+
+
+def places_from(stream: SampleStream, pending: list[Piece]) -> Iterator[tuple[object, ...]]:
+    """Where to resume after each draw, while three pieces wait, not always those drawn last."""
+    while (pieces := stream.draw()) is not None:
+        pending += pieces
+        while len(pending) > 3:
+            stream.settle([pending.pop(pending[0].begin % 2).number])
+        place = stream.place()
+        yield place.order.encode(), tuple(place.eras), place.packed.tolist(), place.checksum
+
+
+@pytest.mark.parametrize("every", [1, 3, MARK_EVERY])
+def test_places_are_the_same_wherever_a_stream_was_resumed(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Readers compare the snapshots they hold, and some may have theirs from a server that was restarted."""
+    monkeypatch.setattr(stream_module, "MARK_EVERY", every)
+    corpus = small_corpus([[[5, 9, 30], [4, 17]], [[7, 2]], [[3], [24], [6, 6, 6]]], epochs=3)
+    pending: list[Piece] = []
+    whole = list(places_from(corpus.stream(seq_length=8), pending))
+    for drawn in range(len(whole)):
+        stream, pending = corpus.stream(seq_length=8), []
+        list(islice(places_from(stream, pending), drawn))
+        resumed = corpus.stream(seq_length=8)
+        assert list(places_from(resumed, resumed.resume(stream.place()))) == whole[drawn:]
 
 
 def test_a_place_of_a_settled_stream_holds_nothing_pending() -> None:
