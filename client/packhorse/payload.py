@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from packhorse.schema import Whole
 __all__ = ["ArrayEntry", "join_arrays", "split_arrays"]
 
 ALIGNMENT = 64
+PADDING = bytes(ALIGNMENT)
 # Closed list, little-endian on the wire whatever the machine.
 DTYPES = {name: np.dtype(name) for name in ("|u1", "<u2", "<u4", "<i4", "<i8")}
 
@@ -42,15 +44,23 @@ def _aligned(n: int) -> int:
 
 def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
     """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
+    table = _table(tuple((name, array.dtype, len(array)) for name, array in arrays.items()))
+    parts: list[bytes | memoryview] = []
+    end = 0
+    for entry, array in zip(table, arrays.values(), strict=True):
+        parts += PADDING[: entry.offset - end], np.ascontiguousarray(array, DTYPES[entry.dtype]).data
+        end = entry.offset + array.nbytes
+    return table, bytearray().join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _table(arrays: tuple[tuple[str, np.dtype[np.generic], int], ...]) -> tuple[ArrayEntry, ...]:
+    """Of arrays by name, dtype and length: the rows of a stream have few shapes."""
     entries, end = [], 0
-    for name, array in arrays.items():
-        offset = _aligned(end)
-        entries.append(ArrayEntry(name, array.dtype.newbyteorder("<").str, len(array), offset))
-        end = offset + array.nbytes
-    buffer = bytearray(end)
-    for entry, array in zip(entries, arrays.values(), strict=True):
-        np.frombuffer(buffer, DTYPES[entry.dtype], entry.length, entry.offset)[:] = array
-    return tuple(entries), buffer
+    for name, dtype, length in arrays:
+        entries.append(ArrayEntry(name, dtype.newbyteorder("<").str, length, _aligned(end)))
+        end = entries[-1].offset + length * dtype.itemsize
+    return tuple(entries)
 
 
 def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str, AnyArray]:

@@ -6,10 +6,12 @@ L = segments of at least one real slot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import chain
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,11 @@ from packhorse.payload import bits
 
 __all__ = ["Geometry", "Row", "SampleKey", "row_digest"]
 
-Ids = npt.NDArray[np.uint32]
+Ids = npt.NDArray[np.unsignedinteger[Any]]  # 16 or 32 bits
 Offsets = npt.NDArray[np.int32]
 SampleKey = tuple[str, str, str]  # source, shard, key
+
+PLACE = Struct("<qq")  # step, index
 
 
 @lru_cache(maxsize=4)
@@ -107,14 +111,19 @@ class Row:
 
     @cached_property
     def num_loss_tokens(self) -> int:
-        return int(self.loss_mask.sum(dtype=np.int64))
+        return int(np.count_nonzero(self.loss_mask))
+
+    @cached_property
+    def mask_bits(self) -> npt.NDArray[np.uint8]:
+        """The loss mask as bits."""
+        return bits(self.loss_mask)
 
     def targets(self) -> Ids:
         """[T] the label of each slot; arbitrary on padding."""
         if self.labels is not None:
             return self.labels
         targets = np.empty_like(self.tokens)
-        targets[:-1] = self.tokens[1:]
+        targets[:-1], targets[-1] = self.tokens[1:], 0
         targets[self.geometry.last_slots] = self.last_targets
         return targets
 
@@ -122,17 +131,31 @@ class Row:
         """The same row with nothing to train on: real tokens keep kernels and routers well defined."""
         return replace(self, loss_mask=np.zeros_like(self.loss_mask), keys=(), filler=True)
 
+    @cached_property
+    def content(self) -> blake2b:
+        """What ``row_digest`` hashes before step and index."""
+        labels = None if self.filler or self.labels is not None else self.targets()
+        segments = self.geometry.segments
+        return _content(_ids(self.tokens, labels, segments), self._real_mask_bits(), *self._offsets)
+
+    def hash_now(self, ids: Ids) -> None:
+        """Make ``content`` from the ids of all segments in one, [R+L], which need not be kept for it."""
+        self.__dict__["content"] = _content(ids, self._real_mask_bits(), *self._offsets)
+
+    @property
+    def _offsets(self) -> tuple[Offsets, Offsets]:
+        return self.cu_seqlens, self.cu_seqlens_padded
+
+    def _real_mask_bits(self) -> npt.NDArray[np.uint8]:
+        """The loss mask of the logical slots, as bits."""
+        if self.cu_seqlens[-2] == self.cu_seqlens_padded[-2]:  # all padding is at the end
+            return self.mask_bits[: -(-self.num_tokens // 8)]
+        return bits(_joined([self.loss_mask[at] for at in self.geometry.segments]))
+
     def digest(self, step: int, index: int) -> bytes:
-        return row_digest(
-            self.tokens,
-            None if self.filler else self.targets(),
-            self.loss_mask,
-            self.cu_seqlens,
-            self.cu_seqlens_padded,
-            step=step,
-            index=index,
-            own_labels=self.labels is not None,
-        )
+        """``row_digest`` of this row, in its place."""
+        own = None if self.filler or self.labels is None else [self.labels[at] for at in self.geometry.segments]
+        return _digest(self.content.copy(), step, index, own)
 
 
 def row_digest(
@@ -155,22 +178,38 @@ def row_digest(
     (``labels`` is None) has no targets: its ids are the tokens alone.
     """
     segments = Geometry(np.asarray(cu_seqlens), np.asarray(cu_seqlens_padded)).segments
-    ids = [tokens[at] for at in segments]
-    if labels is not None and not own_labels:
-        ids = list(chain.from_iterable((tokens[at], labels[at.stop - 1 : at.stop]) for at in segments))
-    parts: list[npt.NDArray[Any]] = [
-        np.asarray(_joined(ids), dtype="<u4"),
-        bits(_joined([loss_mask[at] for at in segments])),
-        np.asarray(cu_seqlens, dtype="<i4"),
-        np.asarray(cu_seqlens_padded, dtype="<i4"),
-        np.array([step, index], dtype="<i8"),
-    ]
-    if labels is not None and own_labels:
-        parts.append(np.asarray(_joined([labels[at] for at in segments]), dtype="<u4"))
-    state = blake2b(digest_size=16)
-    for part in parts:
-        state.update(np.ascontiguousarray(part).data)
-    return state.digest()
+    ids = _ids(tokens, None if own_labels else labels, segments)
+    mask = bits(_joined([loss_mask[at] for at in segments]))
+    own = [labels[at] for at in segments] if labels is not None and own_labels else None
+    return _digest(_content(ids, mask, np.asarray(cu_seqlens), np.asarray(cu_seqlens_padded)), step, index, own)
+
+
+def _ids(
+    tokens: npt.NDArray[Any], labels: npt.NDArray[Any] | None, segments: Sequence[slice]
+) -> npt.NDArray[np.generic]:
+    """The tokens of each segment, and its last target where ``labels`` are given."""
+    if labels is None:
+        return _joined([tokens[at] for at in segments])
+    return _joined(list(chain.from_iterable((tokens[at], labels[at.stop - 1 : at.stop]) for at in segments)))
+
+
+def _content(
+    ids: npt.NDArray[Any],
+    mask_bits: npt.NDArray[np.uint8],
+    cu_seqlens: npt.NDArray[Any],
+    cu_seqlens_padded: npt.NDArray[Any],
+) -> blake2b:
+    state = blake2b(ids.astype("<u4", copy=False).data, digest_size=16)
+    offsets = cu_seqlens.astype("<i4", copy=False), cu_seqlens_padded.astype("<i4", copy=False)
+    state.update(b"".join((mask_bits.data, *(each.data for each in offsets))))
+    return state
+
+
+def _digest(content: blake2b, step: int, index: int, own_labels: list[npt.NDArray[Any]] | None) -> bytes:
+    content.update(PLACE.pack(step, index))
+    if own_labels is not None:
+        content.update(_joined(own_labels).astype("<u4", copy=False).data)
+    return content.digest()
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

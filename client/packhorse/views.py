@@ -59,25 +59,26 @@ def view_arrays(
     """One rank's arrays of a row; ``needs`` names the fields that its pipeline stage uses."""
     ids = narrowest(contract.vocab_size)
     slots = _slots(contract, row.cu_seqlens_padded, layout, context_rank)
-    mask = row.loss_mask if slots is None else row.loss_mask[slots]
     arrays: dict[str, AnyArray] = {"cu_seqlens": row.cu_seqlens, "cu_seqlens_padded": row.cu_seqlens_padded}
     if "tokens" in needs:
-        arrays["tokens"] = (row.tokens if slots is None else row.tokens[slots]).astype(ids)
+        arrays["tokens"] = (row.tokens if slots is None else row.tokens[slots]).astype(ids, copy=False)
     if "labels" in needs:
         arrays.update(_label_arrays(row, slots, ids, derivable="tokens" in needs))
+    mask = row.loss_mask if slots is None else row.loss_mask[slots]
     if "loss_mask" in needs:
-        arrays["loss_mask"] = bits(mask)
+        arrays["loss_mask"] = row.mask_bits if slots is None else bits(mask)
     if with_keys:
         arrays["keys"] = np.frombuffer(pack(row.keys), np.uint8)
-    return View(*join_arrays(arrays), len(mask), int(np.count_nonzero(mask)))
+    loss_tokens = row.num_loss_tokens if slots is None else int(np.count_nonzero(mask))
+    return View(*join_arrays(arrays), len(mask), loss_tokens)
 
 
 def _label_arrays(row: Row, slots: Slots | None, ids: np.dtype[np.generic], *, derivable: bool) -> dict[str, AnyArray]:
     """Labels as they travel: only last targets, where the rest follows from the tokens that are sent too."""
     if slots is None and row.labels is None and derivable:
-        return {"last_targets": row.last_targets.astype(ids)}
+        return {"last_targets": row.last_targets.astype(ids, copy=False)}
     targets = row.targets() if slots is None else row.targets()[slots]
-    return {"labels" if row.labels is None else "own_labels": targets.astype(ids)}
+    return {"labels" if row.labels is None else "own_labels": targets.astype(ids, copy=False)}
 
 
 def view_microbatch(

@@ -1,7 +1,7 @@
 """Samples over length: what a source's policy keeps of them, at one length and at the next.
 
 A sample is cut when it is drawn. A stream that resumes with another ``seq_length`` cuts what it had drawn
-once more, piece by piece: a piece is a range of ids. So the samples drawn since the oldest pending one fall
+once more, piece by piece: a piece is a range of ids. So the samples drawn since a snapshot's order fall
 into *eras*, and a sample of an era was cut at the length of its era and then at those of all later ones, in
 turn. Pieces that were packed are cut along on paper, and are then several that are packed: what was drawn
 follows from the data and the eras alone, whatever was packed in between.
@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from packhorse.errors import ContractError
 
-__all__ = ["ERAS_LIMIT", "NEVER", "Era", "Eras", "OverLength", "cut_again", "first_cut"]
+__all__ = ["ERAS_LIMIT", "NEVER", "Era", "Eras", "OverLength", "Range", "cut_again", "first_cut"]
 
 NEVER = sys.maxsize  # the length of documents that are cut later, to the rows they fall into
 ERAS_LIMIT = 16  # changes of length within one lookahead

@@ -31,8 +31,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -100,6 +99,11 @@ class SourcePlan:
     shuffle: bool
     seed: int
 
+    @property
+    def open_at_once(self) -> int:
+        """Shards that are open at the beginning of an epoch."""
+        return min(self.open_shards, self.shards)
+
 
 @dataclass(slots=True)
 class OpenShard:
@@ -152,9 +156,8 @@ class SourceOrder:
             return _shard_order(self.plan, self.epoch)[self.opened]
         return _shard_order(self.plan, self.epoch + 1)[0] if self._repeats() else None
 
-    def advance(self, facts: BlockFacts, *, faulty: bool) -> None:
+    def advance(self, facts: BlockFacts) -> None:
         """The current sample was drawn: move to the next."""
-        self.faults += faulty
         shard = self.open[self.turn]
         shard.index += 1
         shard.checksum = facts.checksum
@@ -189,7 +192,8 @@ class SourceOrder:
         self.opened, self.turn = len(first), 0
 
     def clone(self) -> SourceOrder:
-        return replace(self, open=[copy(shard) for shard in self.open])
+        shards = [OpenShard(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open]
+        return SourceOrder(self.plan, self.epoch, self.opened, self.turn, shards, self.drawn, self.faults)
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
@@ -218,7 +222,7 @@ class SourceOrder:
 
     def _is_possible(self) -> bool:
         """Whether drawing could have led here."""
-        at_once = min(self.plan.open_shards, self.plan.shards)
+        at_once = self.plan.open_at_once
         if not at_once <= self.opened <= self.plan.shards or not self._in_epochs() or not self._can_count_on():
             return False
         been_opened = set(_shard_order(self.plan, self.epoch)[: self.opened])
@@ -293,15 +297,16 @@ class Order:
                 chosen, earliest = number, finish
         return chosen
 
-    def advance(self, number: int, ids: int, facts: BlockFacts, *, faulty: bool) -> None:
+    def advance(self, number: int, ids: int, facts: BlockFacts) -> None:
         """The next sample of a source was drawn."""
         source, size = self.sources[number], self._size(ids)
         source.drawn += size
-        self._drawn += size
-        self._start[number] += size * self._scale[number]
-        self._finish[number] = None
-        source.advance(facts, faulty=faulty)
-        if not source.live:
+        if len(self._live) > 1:
+            self._drawn += size
+            self._start[number] += size * self._scale[number]
+            self._finish[number] = None
+        source.advance(facts)
+        if not source.open:
             self.stand_equal()
 
     def stand_equal(self) -> None:

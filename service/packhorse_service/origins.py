@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from packhorse_service.assembling import Segment
 from packhorse_service.reading import SourceSetting
@@ -22,8 +22,12 @@ class Origins:
         ranks: Sequence[Sequence[int]],
         sources: Sequence[SourceSetting],
     ) -> None:
-        self._samples = [
-            [(piece.source, piece.shard, piece.block.keys, piece.sample) for segment in segments for piece in segment]
+        self._count = [sum(map(len, segments)) for segments in micro_batches]
+        self._named = [
+            [
+                (piece.source, piece.shard, piece.block.keys, piece.sample)
+                for piece in islice(chain.from_iterable(segments), NAMED)
+            ]
             for segments in micro_batches
         ]
         self._ranks = ranks
@@ -31,15 +35,14 @@ class Origins:
 
     def __call__(self, rank: int, index: int) -> str:
         """The shards and samples of this rank's row, for people."""
-        number = min(self._ranks[rank][index], len(self._samples) - 1)  # a filler is the last row again
-        samples = self._samples[number]
+        number = min(self._ranks[rank][index], len(self._named) - 1)  # a filler is the last row again
         by_shard: dict[tuple[int, int], list[str]] = {}
-        for source, shard, keys, sample in islice(samples, NAMED):
+        for source, shard, keys, sample in self._named[number]:
             by_shard.setdefault((source, shard), []).append(repr(keys[sample] if keys else sample))
         named = [
             f"samples {', '.join(keys)} of shard {self._sources[source].shards[shard].name!r} of source "
             f"{self._sources[source].plan.name!r}"
             for (source, shard), keys in by_shard.items()
         ]
-        more = [f"{len(samples) - NAMED} samples more"] if len(samples) > NAMED else []
+        more = [f"{self._count[number] - NAMED} samples more"] if self._count[number] > NAMED else []
         return "; ".join(named + more)

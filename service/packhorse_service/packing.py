@@ -11,7 +11,7 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,7 +53,7 @@ class Packer:
     """Pending samples, by arrival and by size.
 
     Within a size samples leave in arrival order: whoever is passed over does not fit, and neither does its
-    size later in that pack. So every bucket is a FIFO, and taking a sample takes the first of its bucket.
+    size later in that pack. So every size is a FIFO, and taking a sample takes the first of its size.
     """
 
     closed = False  # samples may be added at any time
@@ -65,7 +65,10 @@ class Packer:
         self._big = 0  # pending samples over half a pack
         self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
         self._arrivals: deque[int] = deque()  # in order; those already packed are skipped when met
-        self._buckets: defaultdict[int, deque[int]] = defaultdict(deque)  # by size; never an empty one
+        # By size a queue of samples, as links: most have one, which takes two entries and no object of its own.
+        self._oldest: dict[int, int] = {}  # size -> its first sample …
+        self._newest: dict[int, int] = {}  # … and its last
+        self._behind: dict[int, int] = {}  # sample -> the next one of its size
         # 1 where a sample of that many units is pending: its ``rfind`` is a fast "largest of at most".
         self._sizes = bytearray(plan.capacity + 1)
         self._sizes[0] = 1  # found where no sample fits
@@ -82,8 +85,12 @@ class Packer:
         """A sample arrives. ``units`` is in 1 … capacity."""
         self._size_of[sample] = units
         self._arrivals.append(sample)
-        self._buckets[units].append(sample)
-        self._sizes[units] = 1
+        if units in self._newest:
+            self._behind[self._newest[units]] = sample
+        else:
+            self._oldest[units] = sample
+            self._sizes[units] = 1
+        self._newest[units] = sample
         self.units += units
         if units > self._half:
             self._big += 1
@@ -115,7 +122,7 @@ class Packer:
 
         Returns the room that is left. This is ``_take`` written out: most samples are packed here.
         """
-        arrivals, size_of, buckets, sizes = self._arrivals, self._size_of, self._buckets, self._sizes
+        arrivals, size_of, oldest, behind = self._arrivals, self._size_of, self._oldest, self._behind
         room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
         skipped: list[int] = []
         while room > tail and arrivals and len(pack) < limit:
@@ -128,11 +135,10 @@ class Packer:
                 if len(skipped) == SKIP_LIMIT:
                     break
                 continue
-            bucket = buckets[units]
-            bucket.popleft()
-            if not bucket:
-                del buckets[units]
-                sizes[units] = 0
+            if sample in behind:
+                oldest[units] = behind.pop(sample)
+            else:
+                self._run_out(units)
             if units > half:
                 self._big -= 1
             del size_of[sample]
@@ -143,16 +149,29 @@ class Packer:
 
     def _take(self, size: int, pack: list[int]) -> int:
         """Move the oldest sample of a pending size into the pack; returns the size."""
-        bucket = self._buckets[size]
-        sample = bucket.popleft()
-        if not bucket:
-            del self._buckets[size]
-            self._sizes[size] = 0
+        sample = self._oldest[size]
+        if sample in self._behind:
+            self._oldest[size] = self._behind.pop(sample)
+        else:
+            self._run_out(size)
         if size > self._half:
             self._big -= 1
         del self._size_of[sample]
         pack.append(sample)
         return size
+
+    def _run_out(self, size: int) -> None:
+        """The last sample of a size was taken."""
+        del self._oldest[size], self._newest[size]
+        self._sizes[size] = 0
+
+    def _has(self, size: int, count: int) -> bool:
+        """Whether so many samples of a pending size are pending."""
+        sample: int | None = self._oldest[size]
+        while sample is not None and count > 1:
+            sample = self._behind.get(sample)
+            count -= 1
+        return sample is not None
 
     # The exact tail ----------------------------------------------------------------------------------
 
@@ -177,7 +196,7 @@ class Packer:
         first = self._largest(room - 1)
         while 2 * first > most and probes:
             second = self._largest(min(room - first, first))
-            if second == first and len(self._buckets[first]) == 1:
+            if second == first and not self._has(first, 2):
                 second = self._largest(first - 1)
             if second and first + second > most:
                 best, most = (first, second), first + second
@@ -192,7 +211,7 @@ class Packer:
         best: tuple[int, ...] = ()
         for size in self._oldest_sizes(room):
             triple = (size, *self._best_pair(room - size, TRIPLE_PROBES))
-            if sum(triple) > sum(best) and all(len(self._buckets[s]) >= triple.count(s) for s in triple):
+            if sum(triple) > sum(best) and all(self._has(s, triple.count(s)) for s in triple):
                 best = triple
                 if sum(best) == room:
                     break

@@ -326,12 +326,15 @@ class Pipeline:
 
     def _next_micro_batch(self) -> Sequence[Segment]:
         """The segments of the next micro-batch; none at the end."""
-        while self._assembler.wants_more and not self._exhausted and not self._stream.crowded:
-            pieces = self._stream.draw()
-            self._exhausted = pieces is None
-            for piece in pieces or ():
-                self._assembler.add(piece)
-        assembled = self._assembler.next()
+        stream, assembler = self._stream, self._assembler
+        while assembler.wants_more and not self._exhausted and not stream.crowded:
+            pieces = stream.draw()
+            if pieces is None:
+                self._exhausted = True
+                break
+            for piece in pieces:
+                assembler.add(piece)
+        assembled = assembler.next()
         if assembled is None:
             return ()
         self._stream.settle(assembled.done)

@@ -12,11 +12,8 @@ depend on the layout; only which rank gets them does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from packhorse_service.shuffling import permutation, seed_of
 
@@ -38,10 +35,9 @@ class CostModel:
 
     linear: int = 6 * 4096
 
-    def cost(self, lengths: npt.ArrayLike) -> int:
+    def cost(self, lengths: Iterable[int]) -> int:
         """Cost of a pack with segments of these lengths, in slots."""
-        n = np.asarray(lengths, dtype=np.int64)
-        return int((n * (self.linear + n)).sum())
+        return sum([n * (self.linear + n) for n in lengths])
 
 
 def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from packhorse.errors import ProtocolError, SourceError
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
-from packhorse_service.cutting import OverLength
+from packhorse_service.cutting import NEVER, OverLength
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourcePlan
+from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
 __all__ = ["OpenBlocks", "Reading", "SourceSetting", "check_offsets"]
@@ -29,92 +31,102 @@ class SourceSetting:
 
 @dataclass(slots=True)
 class Reading:
-    """A block being drawn from."""
+    """A block being drawn from: where its samples are, as plain integers, in the order in which they are drawn."""
 
     request: BlockRequest
     block: TokenBlock
     facts: BlockFacts
-    ends: list[int]  # offsets of the block's samples, as plain integers
-    order: list[int]  # which sample is drawn i-th
+    samples: list[int]  # which sample of the block is drawn i-th
+    begins: list[int]  # its first id …
+    ends: list[int]  # … and the one behind its last
+    overlap: int  # ids of a piece beyond its slots: the last target, where that is the next id of the same sample
+    longest: int  # slots of the longest sample; more than any limit where some are faulty, so that each is looked at
     faults: Mapping[int, Fault]
     drawn_from: bool = False
 
 
 class OpenBlocks:
-    """The blocks where ``head`` stands. Another block is loaded once the one before it is drawn from."""
+    """One source's blocks, where its ``order`` stands. Another is loaded once the one before it is drawn from."""
 
-    def __init__(self, settings: Sequence[SourceSetting], store: BlockStore, head: Order) -> None:
-        self._settings = settings
+    def __init__(self, setting: SourceSetting, store: BlockStore, order: SourceOrder, *, joined: bool) -> None:
+        self.order = order
+        self._setting = setting
         self._store = store
-        self._head = head
-        self._reading: dict[tuple[int, int], Reading] = {}  # (source, shard) -> block in use
-        self._keys: dict[tuple[int, int], set[str]] = {}  # of the open shards, to find a key given twice
-        store.forget()
-        for number, source in enumerate(head.sources):
-            store.announce(self._request(number, s.shard, s.offset, s.first_sample) for s in source.open)
+        self._joined = joined
+        self.reading: dict[int, Reading] = {}  # shard -> block in use, where it was opened
+        self._keys: dict[int, set[str]] = {}  # of the open shards, to find a key given twice
+        store.announce(self._request(at.shard, at.offset, at.first_sample) for at in order.open)
 
-    def at(self, source: int, at: OpenShard) -> Reading:
-        """The block that an open shard stands in."""
-        reading = self._reading.get((source, at.shard))
-        if reading is None:
-            request = self._request(source, at.shard, at.offset, at.first_sample)
-            reading = self._open(source, at.shard, request, self._store.get(request))
-            self._reading[source, at.shard] = reading
-        return reading
+    def next_ids(self) -> int:
+        """Ids of the source's next sample."""
+        at = self.order.current
+        reading = self.reading.get(at.shard) or self.open(at)
+        return reading.ends[at.index] - reading.begins[at.index]
 
-    def draw_from(self, source: int, shard: int, reading: Reading) -> None:
+    def draw_from(self, shard: int, reading: Reading) -> None:
         """The first sample is drawn from this block: it is time to load the one behind it."""
         reading.drawn_from = True
-        self._store.announce(self._behind(source, shard, reading))
+        self._store.announce(self._behind(shard, reading))
 
-    def leave(self, source: int, shard: int, reading: Reading) -> None:
+    def leave(self, shard: int, reading: Reading) -> None:
         """Its last sample was drawn."""
-        del self._reading[source, shard]
+        del self.reading[shard]
         if reading.facts.next_offset is None:
-            del self._keys[source, shard]
+            del self._keys[shard]
 
     def check(self) -> None:
         """Every open shard must hold what the order says of it. Raises ``SourceError``."""
-        for source, order in enumerate(self._head.sources):
-            for at in order.open:
-                block, name = self.at(source, at).block, self._settings[source].shards[at.shard].name
-                if at.index >= block.count:
-                    raise SourceError(f"shard {name!r} has no sample {at.index} in the block at {at.offset}")
-                if at.checksum and at.checksum != block.checksum:
-                    raise SourceError(
-                        f"shard {name!r} holds other samples at byte {at.offset} than it held, under the same name and "
-                        "size, or a library tokenises them otherwise; put back what was there"
-                    )
+        for at in self.order.open:
+            block, name = self.open(at).block, self._setting.shards[at.shard].name
+            if at.index >= block.count:
+                raise SourceError(f"shard {name!r} has no sample {at.index} in the block at {at.offset}")
+            if at.checksum and at.checksum != block.checksum:
+                raise SourceError(
+                    f"shard {name!r} holds other samples at byte {at.offset} than it held, under the same name and "
+                    "size, or a library tokenises them otherwise; put back what was there"
+                )
 
-    def _open(self, source: int, shard: int, request: BlockRequest, block: TokenBlock) -> Reading:
-        setting = self._settings[source]
-        keys = self._keys.setdefault((source, shard), set())
-        twice = next((key for key in block.keys if key in keys), None)
-        if twice is not None:
+    def open(self, at: OpenShard) -> Reading:
+        """Take the block that an open shard stands in, waiting for it if need be."""
+        setting, shard = self._setting, at.shard
+        request = self._request(shard, at.offset, at.first_sample)
+        block = self._store.get(request)
+        keys = self._keys.setdefault(shard, set())
+        if not keys.isdisjoint(block.keys):
+            twice = next(key for key in block.keys if key in keys)
             raise SourceError(
                 f"shard {request.shard.name!r} of source {request.source!r}: duplicate key {twice!r}; "
                 "a key names one sample in a shard: write the shard again with keys that differ"
             )
         keys.update(block.keys)
-        order = list(range(block.count))
+        samples = np.arange(block.count)
         if setting.plan.shuffle:
-            epoch = self._head.sources[source].epoch
-            seed = seed_of(setting.plan.seed, setting.plan.name, epoch, shard, request.first_sample)
-            order = permutation(block.count, seed).tolist()
-        facts = BlockFacts(block.count, block.next_offset, block.checksum)
-        faults = {fault.index: fault for fault in block.faults}
-        return Reading(request, block, facts, block.offsets.tolist(), order, faults)
+            seed = seed_of(setting.plan.seed, setting.plan.name, self.order.epoch, shard, request.first_sample)
+            samples = permutation(block.count, seed)
+        begins, ends = block.offsets[samples], block.offsets[samples + 1]
+        overlap = 1 if block.labels is None and not self._joined else 0
+        reading = self.reading[shard] = Reading(
+            request=request,
+            block=block,
+            facts=BlockFacts(block.count, block.next_offset, block.checksum),
+            samples=samples.tolist(),
+            begins=begins.tolist(),
+            ends=ends.tolist(),
+            overlap=overlap,
+            longest=NEVER + 1 if block.faults else int((ends - begins).max(initial=0)) - overlap,
+            faults={fault.index: fault for fault in block.faults},
+        )
+        return reading
 
-    def _behind(self, source: int, shard: int, reading: Reading) -> list[BlockRequest]:
+    def _behind(self, shard: int, reading: Reading) -> list[BlockRequest]:
         if reading.facts.next_offset is not None:
             first = reading.request.first_sample + reading.facts.samples
-            return [self._request(source, shard, reading.facts.next_offset, first)]
-        upcoming = self._head.sources[source].next_shard()
-        return [] if upcoming is None else [self._request(source, upcoming, 0, 0)]
+            return [self._request(shard, reading.facts.next_offset, first)]
+        upcoming = self.order.next_shard()
+        return [] if upcoming is None else [self._request(upcoming, 0, 0)]
 
-    def _request(self, source: int, shard: int, offset: int, first_sample: int) -> BlockRequest:
-        setting = self._settings[source]
-        return BlockRequest(setting.plan.name, setting.shards[shard], offset, first_sample)
+    def _request(self, shard: int, offset: int, first_sample: int) -> BlockRequest:
+        return BlockRequest(self._setting.plan.name, self._setting.shards[shard], offset, first_sample)
 
 
 def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:

@@ -2,8 +2,8 @@
 
 Layout, batch sizes, lookahead, alignment and ``seq_length`` may differ: the order of samples does not depend
 on them, and the bits of a snapshot tell which pieces are packed. Where data or rendering differ, and that was
-asked for, nobody can tell what was packed: the stream goes on at the oldest sample that waits, and what was
-drawn since is drawn again. Where their order differs, it begins anew.
+asked for, nobody can tell what was packed: the stream goes on where the snapshot's order stands, before the
+oldest sample that waits, and what was drawn since is drawn again. Where their order differs, it begins anew.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def notices(snapshot: StreamSnapshot, shape: Shape, plan: WindowPlan) -> Iterato
     if snapshot.changed and not ANEW.intersection(snapshot.changed):
         drawn = sum(era.draws for era in snapshot.place.eras)
         yield (
-            f"the {drawn} samples drawn since the oldest that waited at step {step} are drawn again: "
+            f"the {drawn} samples drawn last before step {step}, all that wait among them, are drawn again: "
             "those that were packed are delivered twice, and none is lost"
         )
     named = zip(Shape._fields, snapshot.shape, shape, strict=True)

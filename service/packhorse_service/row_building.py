@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import NamedTuple, TypeVar
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from packhorse.contract import ResolvedContract, TailPadding
 from packhorse.errors import ContractError
+from packhorse.payload import narrowest
 from packhorse.row import Row, SampleKey
 from packhorse_service.assembling import Segment
 from packhorse_service.blocks import TokenBlock
@@ -32,30 +33,42 @@ __all__ = ["build_rows", "row_offsets", "segment_slots", "slots_by_source", "sup
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
-Word = TypeVar("Word", np.uint8, np.uint32)
+Word = TypeVar("Word", bound=np.generic)
+
+UNSUPERVISED = np.array(0, np.uint8)
 
 
 def build_rows(
     micro_batches: Sequence[Sequence[Segment]], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
-    """A row of each micro-batch's segments, in the shape that the contract fixes."""
+    """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
     packs = [list(map(_as_piece, segments)) for segments in micro_batches]
-    pieces = [piece for pack in packs for piece in pack]
+    pieces = list(chain.from_iterable(packs))
+    blocks = {id(piece.block): piece.block for piece in pieces}.values()
+    masked = any(block.loss_mask is not None for block in blocks)
+    labelled = any(block.labels is not None for block in blocks)
     layout = LAYOUTS[contract.packed]([[piece.slots for piece in pack] for pack in packs], contract)
-    tokens = layout.placed([p.block.tokens[p.begin : p.begin + p.slots] for p in pieces], contract.pad_id)
-    masked = any(piece.block.loss_mask is not None for piece in pieces)
-    mask = layout.placed(list(map(_loss_mask, pieces)), 0) if masked else layout.real()
-    labelled = any(piece.block.labels is not None for piece in pieces)
-    own = layout.placed(list(map(_targets, pieces)), 0) if labelled else None
-    last_targets = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
+    ids = np.concatenate([piece.block.tokens[piece.begin : piece.end] for piece in pieces])
+    begins = list(accumulate([piece.end - piece.begin for piece in pieces], initial=0))
+    inputs = [ids[begin : begin + piece.slots] for begin, piece in zip(begins, pieces, strict=False)]
+    padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
+    tokens = layout.placed(inputs, padding)
+    mask = layout.placed(list(map(_loss_mask, pieces)), UNSUPERVISED) if masked else layout.real()
+    own = layout.placed(list(map(_targets, pieces)), padding) if labelled else None
+    last = ids[np.array(begins[1:]) - 1]
+    if labelled:
+        last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
     rows = []
     segment = slot = 0
     for number, (pack, row_keys) in enumerate(zip(packs, keys, strict=True)):
         logical, physical = layout.of_row(number)
         at = slice(slot, slot := slot + physical.item(-1))
-        targets = last_targets[segment : (segment := segment + len(pack))]
+        first, segment = segment, segment + len(pack)
         labels = None if own is None or not any(piece.block.labels is not None for piece in pack) else own[at]
-        rows.append(Row(tokens[at], targets, mask[at], logical, physical, labels, row_keys))
+        row = Row(tokens[at], last[first:segment], mask[at], logical, physical, labels, row_keys)
+        if labels is None:
+            row.hash_now(ids[begins[first] : begins[segment]])
+        rows.append(row)
     return rows
 
 
@@ -71,15 +84,18 @@ def slots_by_source(segments: Sequence[Segment]) -> Counter[int]:
     """Logical slots of a micro-batch, by the source that gave each slot's input."""
     slots = Counter[int]()
     for segment in segments:
+        if len(segment) == 1:
+            slots[segment[0].source] += segment[0].slots
+            continue
         for piece in segment:
             slots[piece.source] += piece.end - piece.begin
-        slots[segment[-1].source] -= segment[0].block.labels is None  # its last id is a target only
+        slots[segment[-1].source] -= 1  # its last id is a target only
     return slots
 
 
 def supervised_slots(segment: Segment) -> int:
     """Slots of a segment that are trained on."""
-    piece = _as_piece(segment)
+    piece = segment[0] if len(segment) == 1 else _as_piece(segment)
     return piece.slots if piece.block.loss_mask is None else int(np.count_nonzero(_loss_mask(piece)))
 
 
@@ -149,10 +165,10 @@ class _Layout(NamedTuple):
                 real[end - pad : end] = 0
         return real
 
-    def placed(self, parts: Sequence[npt.NDArray[Word]], padding: int) -> npt.NDArray[Word]:
-        """[N] a part for each segment, followed by its padding."""
-        blank = np.full(max(self.pads), padding, parts[0].dtype)
-        placed: list[npt.NDArray[Word]] = []
+    def placed(self, parts: Sequence[npt.NDArray[Any]], padding: npt.NDArray[Word]) -> npt.NDArray[Word]:
+        """[N] a part for each segment, followed by its padding, which gives the type of all."""
+        blank = np.full(max(self.pads), padding)
+        placed: list[npt.NDArray[Any]] = []
         at = 0
         for (first, end), segments in zip(self.rows, self.segments, strict=True):
             of_row, pads = parts[at : at + segments], self.pads[first + 1 : end]
@@ -162,7 +178,7 @@ class _Layout(NamedTuple):
             else:
                 placed += of_row
             placed += [blank[:pad] for pad in pads[segments:] if pad]
-        return np.concatenate(placed)
+        return np.concatenate(placed, dtype=padding.dtype, casting="same_kind")
 
 
 def row_offsets(slots: Sequence[list[int]], contract: ResolvedContract) -> list[tuple[Offsets, Offsets]]:

@@ -98,14 +98,14 @@ def snapshot_bound(sources: int, open_shards: int) -> int:
 
 
 def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes:
-    """A few hundred bytes: one bit for each piece drawn since the oldest pending one, and the order."""
+    """A few hundred bytes: the order, and one bit for each piece drawn since."""
     step, (order, eras, packed, checksum), kind, used, shape, mark, _ = snapshot
     head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape, checksum)
     cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
     data = b"".join((head, MARK.pack(*mark), cuts, identity.packed_order(), order.encode(), bits(packed).tobytes()))
     if len(data) > SNAPSHOT_LIMIT_BYTES:
         raise ContractError(
-            f"snapshot: {len(packed)} pieces were drawn since the oldest pending one, which needs {len(data)} bytes of "
+            f"snapshot: {len(packed)} pieces were drawn since its order, which needs {len(data)} bytes of "
             f"at most {SNAPSHOT_LIMIT_BYTES}: a sample is cut into very many; raise seq_length, or split it"
         )
     return data
@@ -158,5 +158,5 @@ def _eras(data: memoryview, count: int) -> tuple[list[Era], memoryview]:
     eras = [Era(draws, slots or NEVER) for draws, slots in ERA.iter_unpack(data[:size])]
     draws = sum(era.draws for era in eras)
     if draws > PIECES_LIMIT:
-        raise ProtocolError(f"snapshot: {draws} samples drawn since the oldest pending one, at most {PIECES_LIMIT}")
+        raise ProtocolError(f"snapshot: {draws} samples drawn since its order, at most {PIECES_LIMIT}")
     return eras, data[size:]

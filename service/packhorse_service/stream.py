@@ -1,16 +1,17 @@
 """Samples in their one deterministic order, and the place to resume it from.
 
-Two copies of the order run over the same blocks. The *head* stands where the next sample is drawn; the
-*tail* stands just before the oldest sample that is not packed yet. A snapshot is the tail, how many samples
-were drawn since and at which lengths they were cut, and one bit for each piece of them: packed or pending.
-Resuming draws again from the tail and skips the packed.
+The order moves with each sample drawn. A *mark* is a copy of it, made every so many draws; of the marks, those
+are kept that lie behind the last one before the oldest piece that is not packed yet. A snapshot is that first
+mark, how many samples were drawn since and at which lengths they were cut, and one bit for each piece of them:
+packed or pending. Resuming draws again from the mark and skips the packed. Where marks are made depends on the
+draws since the one before alone, so a stream makes the same ones, and the same snapshots, wherever it was resumed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +20,18 @@ import numpy.typing as npt
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.accounting import SourceCounts
 from packhorse_service.blocks import Fault, Shard, TokenBlock
-from packhorse_service.cutting import NEVER, Era, Eras, OverLength, cut_again, first_cut
+from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
-from packhorse_service.mixing import BlockFacts, Mixing, Order, SourceOrder
+from packhorse_service.mixing import Mixing, Order, SourceOrder
 from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
 
-__all__ = ["PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
+__all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
 DIFFERENT = "the samples drawn since it are not those of our data; a shard was written anew, or is tokenised otherwise"
 CHECKSUM_MASK = 0xFFFFFFFF
-PIECES_LIMIT = 1 << 18  # drawn since the oldest pending one: 32 KiB of a snapshot
+MARK_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
+PIECES_LIMIT = 1 << 18  # drawn since the first mark: 32 KiB of a snapshot
 
 
 class Piece(NamedTuple):
@@ -56,21 +58,20 @@ class DrawnSample(NamedTuple):
     pieces: int
 
 
-class _Drawn(NamedTuple):
-    """One draw, as the tail will repeat it."""
+class _Mark(NamedTuple):
+    """A copy of the order, and what lies before it."""
 
-    source: int
-    ids: int
-    facts: BlockFacts
-    faulty: bool
-    pieces: int
+    order: Order
+    draws: int = 0
+    pieces: int = 0
+    checksum: int = 0  # sum of those of the blocks of all these draws
 
 
 class StreamPlace(NamedTuple):
-    """Where to resume: the order before the oldest pending piece, and what was packed since."""
+    """Where to resume: the order some way before the oldest pending piece, and what was packed since."""
 
     order: Order
-    eras: Sequence[Era]  # the draws since; none of them where all that was drawn is packed
+    eras: Sequence[Era]  # the draws since
     packed: npt.NDArray[np.uint8]  # [pieces drawn since] 1 = packed
     checksum: int = 0  # sum of those of the blocks of all draws since, 32 bits of it
 
@@ -108,144 +109,156 @@ class SampleStream:
         self._begin(self.first_order())
 
     def _begin(self, order: Order) -> None:
-        self.counts = {setting.plan.name: SourceCounts() for setting in self._settings}
-        self._tail = order
-        self._head = order.clone()
-        self._log: deque[_Drawn] = deque()  # draws since the tail
+        self._counts = [SourceCounts() for _ in self._settings]
+        self._order = order
+        self._marks = deque([_Mark(order.clone())])
+        self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
+        self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
+        self._draws = 0  # in all
+        self._pieces = 0  # of them
         self._checksum = 0  # sum of those of their blocks
-        self._packed = bytearray()  # a flag for each piece drawn since the tail
-        self._base = 0  # number of the first of them
-        self._settled = 0  # draws before the tail
+        self._packed = bytearray()  # a flag for each piece drawn since the first mark
+        self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
         self._eras = Eras(self._seq_length)
-        self._open = OpenBlocks(self._settings, self._blocks, self._head)
-
-    # Drawing -----------------------------------------------------------------------------------------
+        self._blocks.forget()
+        self._open = [
+            OpenBlocks(setting, self._blocks, source, joined=self._joined)
+            for setting, source in zip(self._settings, order.sources, strict=True)
+        ]
 
     @property
-    def crowded(self) -> bool:
-        """Whether as much was drawn since the oldest pending piece as a snapshot can tell: pack before drawing more."""
-        return len(self._packed) >= PIECES_LIMIT or len(self._log) >= PIECES_LIMIT
+    def counts(self) -> Mapping[str, SourceCounts]:
+        """What became of all that each source gave, by its name."""
+        return {setting.plan.name: counts for setting, counts in zip(self._settings, self._counts, strict=True)}
+
+    # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self) -> list[Piece] | None:
         """The pieces of the next sample: none where it is dropped or skipped. ``None`` at the end.
 
         Raises ``SourceError`` where the data cannot be used.
         """
-        pieces = self._draw(self._lengths)
-        self._settle_front()
-        return pieces
+        return self._draw(self._lengths)
 
     def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
         """Draw a sample that is cut at each of ``lengths`` in turn."""
-        source = self._head.choose(self._next_ids)
-        if source is None:
+        number = self._order.choose(self._next_ids)
+        if number is None:
             return None
-        at = self._head.sources[source].current
-        shard, index = at.shard, at.index
-        reading = self._open.at(source, at)
+        blocks = self._open[number]
+        order = blocks.order
+        at = order.open[order.turn]
+        reading = blocks.reading.get(at.shard) or blocks.open(at)
         if not reading.drawn_from:
-            self._open.draw_from(source, shard, reading)
-        sample = reading.order[index]
-        begin, end = reading.ends[sample], reading.ends[sample + 1]
-        fault = reading.faults.get(sample) or self._too_long(source, reading, sample, end - begin, lengths[0])
-        pieces = [] if fault else self._cut(source, shard, reading.block, sample, (begin, end), lengths)
-        self._head.advance(source, end - begin, reading.facts, faulty=fault is not None)
-        if fault is not None:
-            self._skip(source, reading, fault, end - begin)
-        if index + 1 == reading.facts.samples:
-            self._open.leave(source, shard, reading)
-        self._log.append(_Drawn(source, end - begin, reading.facts, fault is not None, len(pieces)))
-        self._packed.extend(bytes(len(pieces)))
-        self._checksum += reading.facts.checksum
+            blocks.draw_from(at.shard, reading)
+        shard, index, facts = at.shard, at.index, reading.facts
+        begin, end = reading.begins[index], reading.ends[index]
+        if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
+            slots, counts = end - begin - reading.overlap, self._counts[number]
+            counts.samples += 1
+            counts.tokens += end - begin
+            counts.targets += slots
+            pieces = [Piece(self._pieces, number, shard, reading.block, reading.samples[index], begin, end, slots)]
+            self._pieces += 1
+            self._packed.append(0)
+        else:
+            pieces = self._draw_with_care(number, shard, reading, index, lengths)
+            self._pieces += len(pieces)
+            self._packed.extend(bytes(len(pieces)))
+        self._draws += 1
+        self._checksum += facts.checksum
+        self._order.advance(number, end - begin, facts)
+        if index + 1 == facts.samples:
+            blocks.leave(shard, reading)
+        self._since_mark += 1
+        if self._since_mark >= self._mark_every:
+            self._mark()
         return pieces
 
     def _next_ids(self, source: int) -> int:
-        """Ids of the source's next sample."""
-        at = self._head.sources[source].current
-        reading = self._open.at(source, at)
-        sample = reading.order[at.index]
-        return reading.ends[sample + 1] - reading.ends[sample]
+        return self._open[source].next_ids()
 
-    def _skip(self, source: int, reading: Reading, fault: Fault, ids: int) -> None:
-        setting, faults = self._settings[source], self._head.sources[source].faults
-        counts = self.counts[setting.plan.name]
+    def _mark(self) -> None:
+        self._marks.append(_Mark(self._order.clone(), self._draws, self._pieces, self._checksum))
+        self._since_mark = 0
+        self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
+
+    def _draw_with_care(
+        self, source: int, shard: int, reading: Reading, index: int, lengths: Sequence[int]
+    ) -> list[Piece]:
+        """The pieces of a sample that may be faulty or over length."""
+        sample, whole, overlap = reading.samples[index], (reading.begins[index], reading.ends[index]), reading.overlap
+        setting, slots = self._settings[source], whole[1] - whole[0] - overlap
+        fault = reading.faults.get(sample)
+        if slots > lengths[0] and setting.over_length is OverLength.ERROR:
+            fault = _over_length(sample, reading.request.shard, reading.block, slots, lengths[0])
+        if fault is not None:
+            self._skip(source, fault, whole[1] - whole[0], slots)
+            return []
+        ranges = self._cut(source, whole, slots, overlap, lengths)
+        if self.watch is not None:
+            epoch, key = self._open[source].order.epoch, reading.block.keys[sample]
+            self.watch(DrawnSample(source, epoch, shard, key, slots, len(ranges)))
+        return [
+            Piece(number, source, shard, reading.block, sample, a, b, b - a - overlap)
+            for number, (a, b) in enumerate(ranges, start=self._pieces)
+        ]
+
+    def _skip(self, source: int, fault: Fault, ids: int, slots: int) -> None:
+        setting, order, counts = self._settings[source], self._open[source].order, self._counts[source]
+        order.faults += 1
         counts.samples += 1
         counts.faults += 1
         if ids:  # sound, but over length
-            slots = ids - self._overlap(reading.block)
             counts.over_length += 1
             counts.tokens += ids
             counts.targets += slots
             counts.lost_tokens += slots
-        if faults > setting.skip_budget:
+        if order.faults > setting.skip_budget:
             budget = f"skip_budget of {setting.skip_budget} is used up" if setting.skip_budget else "skip_budget is 0"
             raise SourceError(f"{fault} (source {setting.plan.name!r}: {budget})")
 
-    # Cutting -----------------------------------------------------------------------------------------
-
-    def _cut(
-        self, source: int, shard: int, block: TokenBlock, sample: int, whole: tuple[int, int], lengths: Sequence[int]
-    ) -> list[Piece]:
-        counts = self.counts[self._settings[source].plan.name]
-        overlap = self._overlap(block)
-        slots = whole[1] - whole[0] - overlap
+    def _cut(self, source: int, whole: Range, slots: int, overlap: int, lengths: Sequence[int]) -> list[Range]:
+        """What is kept of a sample of so many slots."""
+        counts, policy = self._counts[source], self._settings[source].over_length
+        ranges = first_cut(policy, whole, lengths[0], overlap)
+        # Later cuts do not count: they may come long after the draw, which is to be marked the same then.
+        self._since_mark += max(len(ranges) - 1, 0)
         counts.samples += 1
         counts.tokens += slots + overlap
         counts.targets += slots
-        ranges = [whole]
-        if slots > lengths[0] or len(lengths) > 1:
-            policy = self._settings[source].over_length
-            ranges = first_cut(policy, whole, lengths[0], overlap)
-            counts.over_length += slots > lengths[0]
-            counts.lost_samples += not ranges
-            ranges = cut_again(policy, ranges, lengths[1:], overlap)
-            counts.lost_tokens += slots - sum(b - a - overlap for a, b in ranges)
-        if self.watch is not None:
-            epoch, key = self._head.sources[source].epoch, block.keys[sample]
-            self.watch(DrawnSample(source, epoch, shard, key, slots, len(ranges)))
-        first = self._base + len(self._packed)
-        return [
-            Piece(first + i, source, shard, block, sample, a, b, b - a - overlap) for i, (a, b) in enumerate(ranges)
-        ]
-
-    def _overlap(self, block: TokenBlock) -> int:
-        """Ids a piece needs beyond its slots: the last target, unless the source brings its own labels."""
-        return 1 if block.labels is None and not self._joined else 0
-
-    def _too_long(self, source: int, reading: Reading, sample: int, ids: int, limit: int) -> Fault | None:
-        setting, slots = self._settings[source], ids - self._overlap(reading.block)
-        if slots <= limit or setting.over_length is not OverLength.ERROR:
-            return None
-        return _over_length(sample, reading.request.shard, reading.block, slots, limit)
+        counts.over_length += slots > lengths[0]
+        counts.lost_samples += not ranges
+        ranges = cut_again(policy, ranges, lengths[1:], overlap)
+        counts.lost_tokens += slots - sum(b - a - overlap for a, b in ranges)
+        return ranges
 
     # What is packed ----------------------------------------------------------------------------------
 
     def settle(self, numbers: Iterable[int]) -> None:
         """These pieces are packed: they need not be drawn again."""
+        packed, base = self._packed, self._marks[0].pieces
         for number in numbers:
-            self._packed[number - self._base] = 1
-        self._settle_front()
+            packed[number - base] = 1
+        self._pass_marks()
 
-    def _settle_front(self) -> None:
-        """Move the tail over draws of which nothing is pending."""
-        done = 0
-        while self._log:
-            drawn = self._log[0]
-            if 0 in self._packed[done : done + drawn.pieces]:
-                break
-            self._tail.advance(drawn.source, drawn.ids, drawn.facts, faulty=drawn.faulty)
-            self._log.popleft()
-            self._checksum -= drawn.facts.checksum
-            done += drawn.pieces
-            self._settled += 1
-        del self._packed[:done]
-        self._base += done
+    def _pass_marks(self) -> None:
+        """Go on to the last mark before which nothing is pending."""
+        marks, base = self._marks, self._marks[0].pieces
+        front = self._packed.find(0)
+        oldest = self._pieces if front < 0 else base + front
+        while len(marks) > 1 and marks[1].pieces <= oldest:
+            marks.popleft()
+        del self._packed[: marks[0].pieces - base]
+        since = max(self._pieces - marks[0].pieces, self._draws - marks[0].draws)
+        self.crowded = since + self._mark_every > PIECES_LIMIT
 
     def place(self) -> StreamPlace:
         """Where to resume from, now."""
-        eras = self._eras.between(self._settled, self._settled + len(self._log))
+        mark = self._marks[0]
+        eras = self._eras.between(mark.draws, self._draws)
         packed = np.frombuffer(bytes(self._packed), np.uint8)
-        return StreamPlace(self._tail, eras, packed, self._checksum & CHECKSUM_MASK)
+        return StreamPlace(mark.order, eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
 
     def resume(self, place: StreamPlace) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
@@ -256,66 +269,75 @@ class SampleStream:
         check_offsets(self._settings, place.order)
         self._begin(place.order.clone())
         try:
-            pieces = self._draw_again(place)
+            draws = self._draw_again(place)
         except SourceError as error:
             raise ProtocolError(f"snapshot: the data it points to is not there: {error}") from error
         self._packed[:] = place.packed.tobytes()
         if self._eras.slots != self._seq_length:
-            pieces = self._cut_anew(pieces)
+            draws = self._cut_anew(draws)
+        pieces = list(chain.from_iterable(draws))
         pending = [piece for piece in pieces if not self._packed[piece.number]]
         for piece in pieces:
-            self.counts[self._settings[piece.source].plan.name].packed += piece.slots * self._packed[piece.number]
+            self._counts[piece.source].packed += piece.slots * self._packed[piece.number]
         for piece in pending:
             if piece.slots > self._seq_length:
                 self._give_up(piece)
-        self._settle_front()
+        self._pass_marks()
         return [piece for piece in pending if piece.slots <= self._seq_length]
 
-    def _draw_again(self, place: StreamPlace) -> list[Piece]:
-        """All that was drawn since the place."""
-        self._open.check()
+    def _draw_again(self, place: StreamPlace) -> list[list[Piece]]:
+        """All that was drawn since the place, by draws."""
+        for blocks in self._open:
+            blocks.check()
         if place.eras:
             self._eras = Eras.after(place.eras)
-        pieces: list[Piece] = []
+        draws: list[list[Piece]] = []
         lengths = [era.slots for era in place.eras]
         for number, era in enumerate(place.eras):
             for _ in range(era.draws):
                 drawn = self._draw(lengths[number:])
-                if drawn is None or len(pieces) + len(drawn) > len(place.packed):
+                if drawn is None or self._pieces > len(place.packed):
                     raise SourceError(DIFFERENT)
-                pieces += drawn
-        if len(pieces) != len(place.packed) or self._checksum & CHECKSUM_MASK != place.checksum:
+                draws.append(drawn)
+        if self._pieces != len(place.packed) or self._checksum & CHECKSUM_MASK != place.checksum:
             raise SourceError(DIFFERENT)
-        return pieces
+        return draws
 
-    def _cut_anew(self, drawn: Sequence[Piece]) -> list[Piece]:
+    def _cut_anew(self, draws: Sequence[list[Piece]]) -> list[list[Piece]]:
         """A new era begins: cut all that was drawn at this stream's length too. Nothing is settled yet."""
-        self._eras.begin(len(self._log), self._seq_length)
-        pieces, packed, log, arriving = list[Piece](), bytearray(), deque[_Drawn](), iter(drawn)
-        for each in self._log:
-            before = len(pieces)
-            for piece in islice(arriving, each.pieces):
-                setting, overlap = self._settings[piece.source], self._overlap(piece.block)
-                ranges = cut_again(setting.over_length, [(piece.begin, piece.end)], [self._seq_length], overlap)
-                for begin, end in ranges:
-                    packed.append(self._packed[piece.number])
-                    slots = end - begin - overlap
-                    pieces.append(piece._replace(number=len(pieces), begin=begin, end=end, slots=slots))
-                left = sum(end - begin - overlap for begin, end in ranges)
-                self.counts[setting.plan.name].lost_tokens += piece.slots - left
-            log.append(each._replace(pieces=len(pieces) - before))
-        if len(pieces) > max(len(drawn), PIECES_LIMIT):
+        self._eras.begin(self._draws, self._seq_length)
+        anew, packed, before = list[list[Piece]](), bytearray(), [0]
+        for drawn in draws:
+            pieces: list[Piece] = []
+            for piece in drawn:
+                cut = self._cut_piece(piece, len(packed))
+                packed += self._packed[piece.number : piece.number + 1] * len(cut)
+                pieces += cut
+            anew.append(pieces)
+            before.append(len(packed))
+        if len(packed) > max(self._pieces, PIECES_LIMIT):
             raise ContractError(
-                f"snapshot: at seq_length={self._seq_length} the samples drawn since the oldest that waits are "
-                f"{len(pieces)} pieces, of at most {PIECES_LIMIT}; resume with a longer one"
+                f"snapshot: at seq_length={self._seq_length} the samples drawn since the place of the snapshot are "
+                f"{len(packed)} pieces, of at most {PIECES_LIMIT}; resume with a longer one"
             )
-        self._log, self._packed = log, packed
-        return pieces
+        self._pieces, self._packed = len(packed), packed
+        self._marks = deque(mark._replace(pieces=before[mark.draws]) for mark in self._marks)
+        return anew
+
+    def _cut_piece(self, piece: Piece, first: int) -> list[Piece]:
+        """What is kept of a piece at this stream's length, numbered from ``first`` on."""
+        setting, overlap = self._settings[piece.source], piece.end - piece.begin - piece.slots
+        ranges = cut_again(setting.over_length, [(piece.begin, piece.end)], [self._seq_length], overlap)
+        self._counts[piece.source].lost_tokens += piece.slots - sum(end - begin - overlap for begin, end in ranges)
+        return [
+            piece._replace(number=number, begin=begin, end=end, slots=end - begin - overlap)
+            for number, (begin, end) in enumerate(ranges, start=first)
+        ]
 
     def _give_up(self, piece: Piece) -> None:
         """A pending sample is longer than this stream's rows, and its policy knows no cut."""
         setting = self._settings[piece.source]
-        counts = self.counts[setting.plan.name]
+        counts = self._counts[piece.source]
         self._packed[piece.number] = 1
         counts.over_length += 1
         counts.lost_tokens += piece.slots
@@ -323,9 +345,9 @@ class SampleStream:
             counts.lost_samples += 1
             return
         counts.faults += 1
-        for order in (self._tail, self._head):
+        for order in (self._order, *(mark.order for mark in self._marks)):
             order.sources[piece.source].faults += 1
-        if self._head.sources[piece.source].faults > setting.skip_budget:
+        if self._order.sources[piece.source].faults > setting.skip_budget:
             shard = setting.shards[piece.shard]
             fault = _over_length(piece.sample, shard, piece.block, piece.slots, self._seq_length)
             raise ContractError(f"snapshot: a sample that waits is over length now: {fault}")

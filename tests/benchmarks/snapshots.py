@@ -61,7 +61,7 @@ def stream_of(open_shards: int, mean: float) -> SampleStream:
 
 
 def snapshots_of(stream: SampleStream, lookahead: int) -> Iterator[tuple[bytes, int, float]]:
-    """After each pack: a snapshot, the samples drawn since the oldest pending one, and the seconds it took."""
+    """After each pack: a snapshot, the pieces drawn since its order, and the seconds it took."""
     packer = Packer(PackingPlan(capacity=CAPACITY, lookahead=lookahead * CAPACITY))
     shape = Shape(CAPACITY, 1)
     for step in range(PACKS):
@@ -79,7 +79,7 @@ def cost_table() -> Table:
     """Bytes and microseconds, in steady state."""
     title = f"A snapshot: log-normal lengths, L = {CAPACITY:,}, after each of {PACKS // 2} packs"
     table = Table("mean ids", "packs", "shards", "drawn", "bytes", "allowed", "µs", "µs, 99 %", title=title)
-    table.caption = "drawn: since the oldest pending, most; allowed: a bit of each, 32 bytes a shard and 1 KiB"
+    table.caption = "drawn: pieces since its order, most; allowed: a bit of each, 32 bytes a shard and 1 KiB"
     for mean, lookahead, shards in (
         (500, 16, 16),
         (500, 64, 16),

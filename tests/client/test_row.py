@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packhorse.context_parallel import Partition
 from packhorse.errors import ContractError
-from packhorse.row import Row
+from packhorse.row import Row, row_digest
 from packhorse.torch_adapter import to_torch
 from tests.strategies import RowCase, deliver, row_cases
 
@@ -67,6 +67,26 @@ def test_every_view_of_a_row_carries_one_digest(case: RowCase) -> None:
         for rank in range(case.layout.context)
     }
     assert len(digests) == 1
+
+
+@given(row_cases())
+def test_targets_are_no_memory_that_was_never_written(case: RowCase) -> None:
+    """They travel in context-parallel slices, padding and all, and must be the same bytes from every server."""
+    fresh = [replace(case.row, keys=()).targets() for _ in range(2)]
+    real = np.array(case.slots.real)
+    assert case.row.labels is not None or real[-1] or fresh[0][-1] == fresh[1][-1] == 0
+
+
+@given(row_cases())
+def test_a_digest_made_from_the_ids_in_one_is_that_of_the_arrays(case: RowCase) -> None:
+    row, again = case.row, replace(case.row, keys=())
+    if row.labels is None:
+        parts = [
+            np.append(row.tokens[at], last) for at, last in zip(row.geometry.segments, row.last_targets, strict=True)
+        ]
+        again.hash_now(np.concatenate(parts))
+    arrays = row.tokens, row.targets(), row.loss_mask, row.cu_seqlens, row.cu_seqlens_padded
+    assert again.digest(3, 4) == row_digest(*arrays, step=3, index=4, own_labels=row.labels is not None)
 
 
 @given(row_cases())

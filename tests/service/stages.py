@@ -87,7 +87,7 @@ class MixingMachine:
         at = self._order.sources[source].current
         drawn = (source, at.shard, at.offset, at.index)
         facts = BlockFacts(2 + at.shard % 3, at.offset + 512 if at.offset < 1024 else None)
-        self._order.advance(source, self._ids(source), facts, faulty=at.index == 1)
+        self._order.advance(source, self._ids(source), facts)
         return drawn
 
     def save(self) -> bytes:

@@ -69,7 +69,7 @@ def walk(order: Order, data: Sequence[Data]) -> Iterator[Draw]:
         blocks, number = data[source][at.shard], at.offset // STRIDE
         facts = BlockFacts(len(blocks[number]), None if number + 1 == len(blocks) else (number + 1) * STRIDE)
         draw = Draw(source, epoch, at.shard, at.first_sample + at.index, ids)
-        order.advance(source, ids, facts, faulty=False)
+        order.advance(source, ids, facts)
         yield draw
 
 
@@ -251,8 +251,9 @@ def test_a_clone_goes_its_own_way() -> None:
 def test_faults_are_counted_and_saved() -> None:
     plan = plan_for([[[2, 2, 2]]])
     order = start([plan])
-    for faulty in (True, False, True):
-        order.advance(0, 5, BlockFacts(9, None), faulty=faulty)
+    for faults in (1, 0, 1):
+        order.sources[0].faults += faults
+        order.advance(0, 5, BlockFacts(9, None))
     again, _ = SourceOrder.decode(plan, memoryview(order.encode()))
     assert (again.faults, again.drawn) == (2, 15)
 

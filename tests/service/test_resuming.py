@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import packhorse_service.stream as stream_module
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
 from packhorse_service.blocks import BlockRequest, TokenBlock
 from packhorse_service.decoding import BlockLoader
@@ -143,20 +144,20 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
         of_each={"epochs": 5, "open_shards": 2}, packing=packing, loading={"workers": 0, "block_bytes": 3000}
     )
     drawn_from: list[Reading] = []
-    at, draw = OpenBlocks.at, SampleStream.draw
-    last: list[Reading] = []
+    open_block, draw = OpenBlocks.open, SampleStream.draw
+    opened: dict[int, Reading] = {}  # by the block's identity
 
-    def noted_at(blocks: OpenBlocks, source: int, shard: OpenShard) -> Reading:
-        last[:] = [at(blocks, source, shard)]
-        return last[0]
+    def noted_open(blocks: OpenBlocks, shard: OpenShard) -> Reading:
+        reading = open_block(blocks, shard)
+        opened[id(reading.block)] = reading
+        return reading
 
     def noted_draw(stream: SampleStream) -> list[Piece] | None:
         pieces = draw(stream)
-        if pieces is not None:
-            drawn_from.extend(last)  # the block asked for last is the one drawn from
+        drawn_from.extend(opened[id(piece.block)] for piece in pieces or [])  # one of each draw
         return pieces
 
-    monkeypatch.setattr(OpenBlocks, "at", noted_at)
+    monkeypatch.setattr(OpenBlocks, "open", noted_open)
     monkeypatch.setattr(SampleStream, "draw", noted_draw)
     pipeline = Pipeline(plan, inline_engine(plan))
     draws_at = {}  # step -> draws in all, where windows meet
@@ -237,9 +238,10 @@ def test_a_snapshot_of_other_data_is_refused(corpus: Corpus, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("block_bytes", "by"), [(9000, "place"), (1, "drawn since")])
 def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
-    tmp_path: Path, block_bytes: int, by: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, by: str
 ) -> None:
     """Wherever a block of it is half drawn, or samples of it were drawn since: a checksum of each tells."""
+    monkeypatch.setattr(stream_module, "MARK_EVERY", 1)
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar", "shuffle": False}}
     write_source(tmp_path / "docs", [[30] * 60])
     plan = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})

@@ -120,7 +120,7 @@ def test_lengths_are_only_asked_for_where_they_decide() -> None:
 
     assert start([plan_for([[[5]]])]).choose(nobody) == 0
     alone = start([plan_for([[[5]]]), plan_for([[[7]]], name="other")])
-    alone.advance(0, 5, BlockFacts(1, None), faulty=False)
+    alone.advance(0, 5, BlockFacts(1, None))
     assert alone.choose(nobody) == 1
 
 

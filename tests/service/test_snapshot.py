@@ -254,7 +254,7 @@ def test_a_step_that_no_position_can_hold_is_refused() -> None:
     [
         ([], "0 eras, must be 1 … 16"),
         ([Era(1, 64)] * (ERAS_LIMIT + 1), "17 eras"),
-        ([Era(PIECES_LIMIT, 64), Era(1, 32)], "262145 samples drawn since the oldest pending one, at most 262144"),
+        ([Era(PIECES_LIMIT, 64), Era(1, 32)], "262145 samples drawn since its order, at most 262144"),
     ],
     ids=["none", "too many", "too long"],
 )

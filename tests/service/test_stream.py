@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import packhorse_service.stream as stream_module
 from packhorse.errors import SourceError
 from packhorse_service.cutting import OverLength
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.stream import Piece, SampleStream, StreamPlace
+from packhorse_service.stream import MARK_EVERY, Piece, SampleStream, StreamPlace
 from tests.service.corpus import MemoryCorpus, Pair, consecutive, make_block
 
 LOSSLESS = [OverLength.ERROR, OverLength.SPLIT]
@@ -299,7 +300,7 @@ def test_a_skip_budget_that_was_used_up_stays_used_up_after_resuming() -> None:
     stream = faulty_corpus(1).stream()
     stream.settle(piece.number for _ in range(3) for piece in stream.draw() or [])
     place = stream.place()
-    assert len(place.packed) == 0
+    assert place.packed.all()
     resumed = faulty_corpus(1).stream()
     assert resumed.resume(place) == []
     with pytest.raises(SourceError, match=r"sample 3: not JSON .*skip_budget of 1"):
@@ -400,30 +401,84 @@ def test_a_resumed_stream_can_be_resumed_again() -> None:
     assert draw_rest(stream) == []
 
 
-def test_draws_without_pieces_leave_nothing_to_resume() -> None:
-    """Dropped samples at the head of the stream move the place on: they are not drawn again."""
-    stream = one_shard([CUT] * 20 + [[1, 2]], over_length=OverLength.DROP).stream(seq_length=4)
-    for drawn in range(1, 21):
+def test_draws_without_pieces_move_the_place_on() -> None:
+    """Dropped samples at the head of the stream are not drawn again and again."""
+    stream = one_shard([CUT] * 300 + [[1, 2]], over_length=OverLength.DROP).stream(seq_length=4)
+    for drawn in range(1, 301):
         assert stream.draw() == []
         place = stream.place()
+        since = sum(era.draws for era in place.eras)
         assert len(place.packed) == 0
-        assert place.order.sources[0].drawn == drawn * len(CUT)
-    assert draw_rest(stream) == [[(0, 0, "20", 0, 2)]]
+        assert since < MARK_EVERY
+        assert place.order.sources[0].drawn == (drawn - since) * len(CUT)
+    assert draw_rest(stream) == [[(0, 0, "300", 0, 2)]]
 
 
-def test_a_place_holds_one_bit_for_each_piece_since_the_oldest_pending_one() -> None:
+def test_a_place_holds_one_bit_for_each_piece_since_it() -> None:
     stream = one_shard(consecutive([9, 3, 3, 3]), over_length=OverLength.SPLIT).stream(seq_length=4)
     for _ in range(3):
         stream.draw()
     stream.settle([0])
     assert stream.place().packed.tolist() == [1, 0, 0, 0]  # the first sample is in two pieces, one of them packed
     stream.settle([2, 1])
+    assert stream.place().packed.tolist() == [1, 1, 1, 0]
+
+
+def test_with_a_mark_after_every_draw_a_place_lies_just_before_the_oldest_pending_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_module, "MARK_EVERY", 1)
+    stream = one_shard(consecutive([9, 3, 3, 3]), over_length=OverLength.SPLIT).stream(seq_length=4)
+    numbers = [piece.number for _ in range(3) for piece in stream.draw() or []]
+    stream.settle(numbers[:3])
     assert stream.place().packed.tolist() == [0]
     assert stream.place().order.sources[0].drawn == 12
+    stream.settle(numbers[3:])
+    assert len(stream.place().packed) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(lag=st.integers(0, 100), lengths=st.lists(st.integers(2, 60), min_size=200, max_size=400))
+def test_a_place_lies_not_far_before_the_oldest_pending_piece(lag: int, lengths: list[int]) -> None:
+    """However samples are cut, and in whatever order they are packed."""
+    stream = one_shard(consecutive(lengths), over_length=OverLength.SPLIT).stream(seq_length=8)
+    waiting: list[int] = []
+    most = 0  # pieces of one sample
+    while (pieces := stream.draw()) is not None:
+        waiting += [piece.number for piece in pieces]
+        most = max(most, len(pieces))
+        stream.settle([waiting.pop(0) for _ in range(len(waiting) - lag)])
+        packed = stream.place().packed.tolist()
+        assert packed.count(0) == len(waiting)
+        assert (packed.index(0) if waiting else len(packed)) <= MARK_EVERY + most
+
+
+def places_from(stream: SampleStream, pending: list[Piece]) -> Iterator[tuple[object, ...]]:
+    """Where to resume after each draw, while three pieces wait, not always those drawn last."""
+    while (pieces := stream.draw()) is not None:
+        pending += pieces
+        while len(pending) > 3:
+            stream.settle([pending.pop(pending[0].begin % 2).number])
+        place = stream.place()
+        yield place.order.encode(), tuple(place.eras), place.packed.tolist(), place.checksum
+
+
+@pytest.mark.parametrize("every", [1, 3, MARK_EVERY])
+def test_places_are_the_same_wherever_a_stream_was_resumed(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Readers compare the snapshots they hold, and some may have theirs from a server that was restarted."""
+    monkeypatch.setattr(stream_module, "MARK_EVERY", every)
+    corpus = small_corpus([[[5, 9, 30], [4, 17]], [[7, 2]], [[3], [24], [6, 6, 6]]], epochs=3)
+    pending: list[Piece] = []
+    whole = list(places_from(corpus.stream(seq_length=8), pending))
+    for drawn in range(len(whole)):
+        stream, pending = corpus.stream(seq_length=8), []
+        list(islice(places_from(stream, pending), drawn))
+        resumed = corpus.stream(seq_length=8)
+        assert list(places_from(resumed, resumed.resume(stream.place()))) == whole[drawn:]
 
 
 def test_a_place_of_a_settled_stream_holds_nothing_pending() -> None:
     stream = small_corpus([[[5, 9], [4]], [[7]]]).stream(seq_length=30)
     numbers = [piece.number for _ in range(3) for piece in stream.draw() or []]
     stream.settle(numbers)
-    assert len(stream.place().packed) == 0
+    assert stream.place().packed.all()
