@@ -41,13 +41,17 @@ FATAL_EVENTS: dict[int, str] = {
 
 
 class Dealer:
-    """Connects, and connects again with backoff; what is on a connection that breaks is lost."""
+    """Connects, and connects again with backoff; what is on a connection that breaks is lost.
 
-    def __init__(self, endpoint: str) -> None:
+    ``context``: one that many dealers of a thread share, and that whoever made it ends; left out, each has its own.
+    """
+
+    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         self.endpoint = endpoint
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
-        self._context = zmq.Context()
+        self._shares_context = context is not None
+        self._context = context or zmq.Context()
         self._open()
 
     def _open(self) -> None:
@@ -81,6 +85,14 @@ class Dealer:
         """Start over: the endpoint's name is resolved again."""
         self._close_socket()
         self._open()
+
+    def filenos(self) -> tuple[int, int]:
+        """What becomes readable where ``messages`` or ``events`` may have something, for a loop over many dealers.
+
+        New ones after ``reconnect``. As ZeroMQ has it, they may also become readable in vain, and what arrives while
+        this dealer sends need not show: look for messages behind every ``send``.
+        """
+        return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def wait(self, timeout_s: float) -> bool:
         """Until something happens; whether the bell was rung."""
@@ -128,6 +140,7 @@ class Dealer:
 
     def close(self) -> None:
         self._close_socket()
-        self._context.term()
+        if not self._shares_context:
+            self._context.term()
         self._bell.close()
         self._ear.close()
