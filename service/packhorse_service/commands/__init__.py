@@ -14,6 +14,7 @@ from rich.console import Console
 from packhorse import __version__
 from packhorse.errors import ConfigError
 from packhorse_service.checking import as_json, check_streams, explain_rule, load_lengths, show
+from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
@@ -132,6 +133,7 @@ def check(
 app.command()(reporting(plan))
 app.command()(reporting(inspect))
 app.command("tap")(reporting(tap_command))
+app.command()(reporting(loadtest))
 
 
 @app.command("prepare")
