@@ -59,7 +59,7 @@ class Coordinator:
     def run(self, folder: Path) -> Run:
         """All of it. Raises what ended it before there was anything to measure."""
         endpoint, server_start_s = self._serve(folder)
-        jobs = self.plan.jobs(endpoint)
+        jobs, seconds = self.plan.jobs(endpoint), self.plan.scenario.seconds
         self.show("starting the ranks", None)
         self.workers = Workers.start(self.children, jobs)
         self._until(lambda: len(self._ready) == len(jobs), LOAD_S, "the workers to load")
@@ -81,6 +81,7 @@ class Coordinator:
             connect_s=connect_s,
             begin_s=begin_s,
             until_s=min(until_s, ended_s),
+            stop=(STOP_AT * seconds, (STOP_AT + STOP_FOR) * seconds),
             server_start_s=server_start_s,
             server=_both(before[0], after[0]),
             clients=_both(before[1], after[1]),

@@ -18,11 +18,10 @@ from packhorse_service.loadtest.observing import Usage
 from packhorse_service.loadtest.thresholds import Threshold, Verdict, judge
 from packhorse_service.loadtest.waits import WaitHistogram, upper_edge
 
-__all__ = ["Moment", "Outcome", "RankOutcome", "Run", "Setting", "as_json", "outcome_of"]
+__all__ = ["Moment", "Outcome", "RankOutcome", "Run", "Setting", "Waited", "as_json", "outcome_of"]
 
 MIB = 1 << 20
 SETTLED = 1 / 3  # of the time; the slope of memory is that of the rest
-NAMED = 20  # of those that were waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,15 @@ class RankOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """What the server said it waited for, and whom; ``whom`` is empty for all of them together."""
+
+    reason: str
+    whom: str
+    seconds: float  # of all ranks that waited, added up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What was measured; times are of the machine's monotonic clock."""
 
@@ -87,6 +95,7 @@ class Run:
     connect_s: float  # when the ranks were told to connect
     begin_s: float
     until_s: float
+    stop: tuple[float, float]  # from when until when ranks that shall stop do, from ``begin_s``
     server_start_s: float | None
     server: tuple[Usage, Usage] | None  # when it began and when it ended
     clients: tuple[Usage, Usage] | None
@@ -127,11 +136,12 @@ class Outcome:
     metrics: Mapping[str, float | None]
     verdicts: tuple[Verdict, ...]
     totals: Mapping[str, int]
-    waited_for: tuple[tuple[str, float], ...]  # what or whom, and seconds of waiting ranks; most first
+    waited_for: tuple[Waited, ...]  # as the server said; most first
     errors: Mapping[str, int]
     examples: Mapping[str, str]
     ranks: tuple[RankOutcome, ...]
     waits: tuple[tuple[float, float], ...]  # (milliseconds, share of the waits that are not longer)
+    stop: tuple[tuple[float, float], ...]  # from when until when ranks were stopped, in seconds as of ``moments``
     moments: tuple[Moment, ...]
 
     @property
@@ -157,6 +167,7 @@ def outcome_of(run: Run, required: tuple[Threshold, ...], *, stopped: bool) -> O
         examples={kind: text for result in run.results for kind, text in result.examples.items()},
         ranks=tuple(_rank(rank, run.setting) for rank in run.ranks),
         waits=tuple((1000 * upper_edge(number), below / waits.count) for number, below in waits.cumulative()),
+        stop=(run.stop,) if run.setting.stopped_ranks else (),
         moments=tuple(run.moments),
     )
 
@@ -259,12 +270,14 @@ def _rank(rank: RankResult, setting: Setting) -> RankOutcome:
     )
 
 
-def _waited_for(results: Sequence[Result]) -> tuple[tuple[str, float], ...]:
-    """What or whom the server said it waited for, and seconds of waiting ranks; most first."""
+def _waited_for(results: Sequence[Result]) -> tuple[Waited, ...]:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.waiting_for)
-    return tuple((name, float(seconds)) for name, seconds in total.most_common(NAMED))
+    split = [(*what.partition(": ")[::2], seconds) for what, seconds in total.most_common()]
+    reasons = {reason: seconds for reason, whom, seconds in split if not whom}
+    ordered = sorted(split, key=lambda each: (-reasons.get(each[0], 0), bool(each[1])))
+    return tuple(Waited(reason=reason, whom=whom, seconds=float(seconds)) for reason, whom, seconds in ordered)
 
 
 def _errors(results: Sequence[Result]) -> dict[str, int]:
@@ -281,6 +294,5 @@ def as_json(outcome: Outcome) -> str:
         {"require": str(verdict.threshold), "measured": verdict.measured, "met": verdict.met}
         for verdict in outcome.verdicts
     ]
-    plain["waited_for"] = [{"what": what, "seconds": seconds} for what, seconds in outcome.waited_for]
     plain["waits"] = [{"ms": ms, "share": share} for ms, share in outcome.waits]
     return json.dumps({"ok": outcome.ok, **plain}, indent=2, ensure_ascii=False)

@@ -151,7 +151,9 @@ class SimulatedRank:
         if self.period.counts(now):
             self.tally.waiting_for[f"{wait.reason}"] += 1
             for name in wait.whom:
-                self.tally.waiting_for[f"{wait.reason}: {name.partition(': ')[0]}"] += 1
+                # "rank 3 (dp3·cp0·tp0·pp0): its loop last asked 9 s ago", or "and 12 more"
+                whom = "others" if name.startswith("and ") else name.partition(": ")[0]
+                self.tally.waiting_for[f"{wait.reason}: {whom}"] += 1
 
     # The loop ----------------------------------------------------------------------------------------
 

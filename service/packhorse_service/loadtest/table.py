@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -11,10 +12,10 @@ from rich.table import Column, Table
 from packhorse_service.loadtest.outcome import Outcome
 from packhorse_service.loadtest.words import UNKNOWN, figure, number, percent
 
-__all__ = ["Row", "rows_of", "show", "verdict_rows", "waited_rows"]
+__all__ = ["Row", "remarks", "rows_of", "show", "verdict_rows", "waited_rows"]
 
 Row = tuple[str, str, str]  # what, how much, and a remark
-WAITED_ROWS = 6
+NAMED = 5  # of those that were waited for
 LATE_SHARE = 0.1  # of the think time; a load test that is later than this measures itself
 
 
@@ -101,13 +102,28 @@ def _ms(value: float | None) -> str:
 
 
 def waited_rows(outcome: Outcome) -> list[tuple[str, str]]:
-    """(what or whom, for how long) as the server said, longest first."""
-    return [(what, f"{seconds:,.0f} rank-seconds") for what, seconds in outcome.waited_for[:WAITED_ROWS]]
+    """(what, or a rank and what it is in the test; rank-seconds) as the server said, most first."""
+    rows = []
+    for reason in dict.fromkeys(waited.reason for waited in outcome.waited_for):
+        of_reason = [waited for waited in outcome.waited_for if waited.reason == reason]
+        for waited in of_reason[: NAMED + 1]:
+            what = f"  {waited.whom}{_role(waited.whom, outcome)}" if waited.whom else reason
+            rows.append((what, f"{waited.seconds:,.0f}"))
+    return rows
+
+
+def _role(name: str, outcome: Outcome) -> str:
+    """Whether the test has it slow, or stop."""
+    found = re.match(r"rank (\d+)", name)
+    rank = int(found[1]) if found else None
+    setting = outcome.setting
+    return ", slow" if rank in setting.slow_ranks else ", stopped" if rank in setting.stopped_ranks else ""
 
 
 def _show_waited(outcome: Outcome, console: Console) -> None:
     if outcome.waited_for:
-        table = Table("waited for, as the server said", "", box=None, header_style="bold", padding=(0, 2, 0, 1))
+        columns = (Column("waited for, as the server said"), Column("rank-seconds", justify="right"))
+        table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 1))
         for row in waited_rows(outcome):
             table.add_row(*map(escape, row))
         console.print(table)
