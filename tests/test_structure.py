@@ -29,6 +29,7 @@ EXECUTABLE_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send
 SOCKETS = {
     "packhorse/dealer.py": "is the client's socket",
     "packhorse_service/router.py": "is the server's socket",
+    "packhorse_service/loadtest/swarm.py": "has the sockets of many simulated ranks under one selector and context",
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
@@ -39,6 +40,8 @@ CLOCKS = {
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
     "packhorse_service/demo/progress.py": "the demo's progress display",
+    "packhorse_service/loadtest/swarm.py": "gives `now` to the simulated ranks",
+    "packhorse_service/loadtest/coordinator.py": "deadlines of a load test, and the time it measures",
     "packhorse_service/processes.py": "deadlines of a start, and grace before child processes are killed",
 }
 # What a wall clock that jumps would change. Only the monotonic clock is read, and only differences of it count.

@@ -164,7 +164,7 @@ class Coordinator:
                 case Result():
                     self.results[number] = report
         now = time.monotonic()
-        if self.latest and now >= self._next_sample:
+        if self.latest and not self.results and now >= self._next_sample:
             self._sample(now)
             self._next_sample = now + SAMPLE_S
 

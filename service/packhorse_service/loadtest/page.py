@@ -18,6 +18,7 @@ __all__ = ["write_page"]
 
 TEMPLATE = "page.html.jinja"
 LEAST_MS = 0.1  # shorter waits are drawn there
+WHOLE_S = 1.0
 GIB = 1 << 30
 
 
@@ -66,11 +67,12 @@ def _plots(outcome: Outcome) -> Iterator[Plot]:
 
 
 def _seconds(outcome: Outcome) -> Linear:
-    return Linear(0.0, max(outcome.seconds, max((moment.at_s for moment in outcome.moments), default=0.0), 1.0))
+    return Linear(0.0, max(outcome.seconds, 1.0))
 
 
 def _throughput(outcome: Outcome) -> Plot:
-    points = [(moment.at_s, moment.tokens_per_s) for moment in outcome.moments if moment.at_s > 0]
+    # A moment is the second before it; the first begins before the measurement does.
+    points = [(m.at_s, m.tokens_per_s) for m in outcome.moments if WHOLE_S <= m.at_s <= outcome.seconds]
     x, y = _seconds(outcome), Linear.upto(rate for _, rate in points)
     return Plot(
         title="Throughput",
@@ -135,7 +137,7 @@ def _style(rank: RankOutcome) -> str:
 
 
 def _memory(outcome: Outcome) -> Plot:
-    during = [moment for moment in outcome.moments if moment.at_s > 0]
+    during = [moment for moment in outcome.moments if 0 < moment.at_s <= outcome.seconds]
     server = [(m.at_s, m.server_memory_bytes / GIB) for m in during if m.server_memory_bytes is not None]
     clients = [(m.at_s, m.client_memory_bytes / GIB) for m in during if m.client_memory_bytes is not None]
     x, y = _seconds(outcome), Linear.upto(gib for _, gib in [*server, *clients])

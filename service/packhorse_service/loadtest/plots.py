@@ -74,7 +74,7 @@ class Log:
 
     def ticks(self) -> list[tuple[float, str]]:
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
-        return [(10.0**n, number(10.0**n)) for n in range(first, last + 1)]
+        return [(10.0**n, number(10.0**n) if n > first else f"≤ {10.0**n:g}") for n in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ def figure(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     size = abs(value)
-    decimals = 0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{decimals}f}"
+    if size < 1:
+        return f"{value:.3g}"
+    return f"{value:,.{0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2}f}"
 
 
 def mebibytes(size: float | None) -> str:
