@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from packhorse_service.loadtest import load_scenario, run_load_test
 from packhorse_service.loadtest.outcome import as_json
 from packhorse_service.loadtest.page import write_page
-from packhorse_service.loadtest.scenario import MOST_RANKS, Transport
+from packhorse_service.loadtest.running import run_load_test
+from packhorse_service.loadtest.scenario import MOST_RANKS, Transport, load_scenario
 from packhorse_service.loadtest.table import show
 
 __all__ = ["loadtest"]

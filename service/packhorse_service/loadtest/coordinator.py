@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packhorse.errors import StartTimeout
+from packhorse.errors import ConfigError, StartTimeout
 from packhorse_service.loadtest.messages import Go, Leave, Measure, Progress, Ready, Result
 from packhorse_service.loadtest.observing import Usage, observe, observe_all
 from packhorse_service.loadtest.outcome import Moment, Run
@@ -67,6 +67,7 @@ class Coordinator:
         self.workers.tell(Go())
         self.show("ranks are connecting", None)
         self._until(self._all_started, self.plan.scenario.start_timeout_s, "every rank to take a micro-batch")
+        self._require_something_left()
         begin_s, until_s = self._measure()
         self._until(lambda: time.monotonic() >= begin_s, LOAD_S, "the begin")
         before = self._observed()
@@ -125,10 +126,19 @@ class Coordinator:
 
     def _all_started(self) -> bool:
         """Also where one has failed, or all have ended: there is nothing more to wait for."""
-        return self._stopped() or sum(each.started for each in self.latest.values()) == len(self.plan.ranks)
+        started = sum(each.started for each in self.latest.values())
+        return self._stopped() or bool(self.results) or started == len(self.plan.ranks)
+
+    def _require_something_left(self) -> None:
+        if self.results and not self._stopped():
+            raise ConfigError(
+                f"{self.plan.data}: the stream ended before there was anything to measure; give it more data, or "
+                "epochs: endless"
+            )
 
     def _stopped(self) -> bool:
-        return self.asked.is_set() or any(each.failed for each in self.latest.values())
+        failed = any(each.failed for each in self.latest.values()) or any(each.errors for each in self.results.values())
+        return failed or self.asked.is_set()
 
     def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
         """Hear the workers until it holds. Raises ``StartTimeout``, and ``ChildFailed`` where a process ends badly."""

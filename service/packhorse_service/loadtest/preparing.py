@@ -107,7 +107,7 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
     return Plan(
         scenario=scenario,
         feed=None if scenario.endpoint is not None else feed,
-        data=data if config is not None else "of the server",
+        data=data if config is not None else "what the server serves",
         layout=layout,
         contract=contract,
         ranks=ranks,

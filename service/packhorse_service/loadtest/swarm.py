@@ -20,7 +20,6 @@ import zmq
 
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError
-from packhorse.microbatch import MicroBatch
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send
 from packhorse.views import view_microbatch
 from packhorse.wire import Frames, decode, encode
@@ -28,6 +27,7 @@ from packhorse_service.loadtest.messages import COMMANDS, Go, Job, Leave, Measur
 from packhorse_service.loadtest.rank import Pace, Period, SimulatedRank, Taken
 from packhorse_service.loadtest.results import progress_of, result_of
 from packhorse_service.loadtest.waits import WaitHistogram
+from packhorse_service.tap import verified
 
 __all__ = ["Swarm"]
 
@@ -226,7 +226,7 @@ class Swarm:
             delivered=rebuilt.num_tokens / (1 if whole else identity.layout.context),
             filler=rebuilt.filler,
             wire_bytes=size,
-            verified=self.job.verify and _verified(rebuilt),
+            verified=self.job.verify and verified(rebuilt),
             ready_s=time.monotonic(),
         )
 
@@ -272,16 +272,3 @@ class Swarm:
     def _progress(self, now: float) -> Progress:
         waits, self.recent.bins = self.recent.bins, Counter()
         return progress_of([member.rank for member in self.members], set(self.job.counted), waits, now)
-
-
-def _verified(rebuilt: MicroBatch) -> bool:
-    """Whether the digest could be computed again. Raises ``ProtocolError`` where it is another."""
-    if not rebuilt.holds_whole_row or rebuilt.tokens is None or rebuilt.labels is None:
-        return False  # the digest is of the whole row
-    computed = rebuilt.computed_digest()
-    if computed != rebuilt.row_digest:
-        raise ProtocolError(
-            f"row digest of {tuple(rebuilt.position)} is {rebuilt.row_digest.hex()} by its header and "
-            f"{computed.hex()} by its tensors: it was damaged between packing and here"
-        )
-    return True

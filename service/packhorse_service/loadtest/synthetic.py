@@ -16,7 +16,7 @@ from packhorse_service.sources.npy import dump_array
 __all__ = ["write_synthetic_feed"]
 
 SHARDS = 4
-TOKENS = 4_000_000  # in all; then they come again
+SAMPLES, TOKENS = 8_000, 4_000_000  # at most, in all; then they come again
 SIGMA = 1.2  # of the logarithm of lengths, as instruction data has it
 LEAST_IDS = 2  # one input, one target
 
@@ -47,7 +47,7 @@ def write_synthetic_feed(folder: Path, synthetic: SyntheticConfig, layout: Paral
 
 
 def _write_shard(path: Path, synthetic: SyntheticConfig, chance: np.random.Generator) -> None:
-    samples = max(TOKENS // (SHARDS * synthetic.mean_length), 1)
+    samples = max(min(SAMPLES, TOKENS // synthetic.mean_length) // SHARDS, 1)
     lengths = chance.lognormal(np.log(synthetic.mean_length) - SIGMA**2 / 2, SIGMA, samples).astype(np.int64)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number, length in enumerate(np.clip(lengths, LEAST_IDS, synthetic.seq_length + 1)):

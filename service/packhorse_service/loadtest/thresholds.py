@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -55,9 +56,12 @@ def parse_threshold(text: str) -> Threshold:
     if name not in METRICS:
         raise ConfigError(f"require={text!r}: no metric {name!r}; there are {', '.join(METRICS)}")
     try:
-        return Threshold(name, comparison, float(number))
-    except ValueError as error:
-        raise ConfigError(f"require={text!r}: {number!r} must be a number, in the unit of {name}") from error
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise ConfigError(f"require={text!r}: {number!r} must be a number, in the unit of {name}")
+    return Threshold(name, comparison, limit)
 
 
 def judge(thresholds: tuple[Threshold, ...], values: Mapping[str, float | None]) -> tuple[Verdict, ...]:
