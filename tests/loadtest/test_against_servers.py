@@ -39,7 +39,7 @@ def failing(*arguments: str) -> str:
     done = load_test(*arguments)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
-    return " ".join(done.stderr.split())
+    return " ".join((done.stdout + done.stderr).split())
 
 
 def test_ranks_of_a_layout_with_slow_and_stopped_ones_read_from_a_server_of_its_own(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from packhorse.contract import BatchContract, Readers
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
-from packhorse_service.checking import check_config
-from packhorse_service.config import load_config
+from packhorse_service.checking import check_streams
+from packhorse_service.config import ServeConfig, load_config
 from packhorse_service.loadtest.messages import Job
 from packhorse_service.loadtest.outcome import Setting
 from packhorse_service.loadtest.scenario import Scenario, SyntheticConfig, Transport
@@ -113,8 +113,13 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
         ranks=ranks,
         slow=slow,
         stopped=_spread(others, scenario.stopped_ranks),
-        bound_bytes=check_config(config, feed.parent).derived["held_bytes"] if config and feed else None,
+        bound_bytes=_bound(config, feed.parent) if config and feed else None,
     )
+
+
+def _bound(config: ServeConfig, base: Path) -> int | None:
+    """What ``packhorse check`` bounds the server's memory by, where it does."""
+    return check_streams(config, base).derived.get("memory_bound_bytes")
 
 
 def _require_enough(scenario: Scenario, ranks: Sequence[int], slow: Sequence[int]) -> None:
