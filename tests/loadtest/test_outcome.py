@@ -129,10 +129,17 @@ def test_rates_and_costs_are_of_the_measured_time() -> None:
     assert metrics["gigabytes_per_s"] == pytest.approx(44e-6)
     assert metrics["wire_bytes_per_token"] == 2.2
     assert metrics["step_ms"] == pytest.approx(1000 * 10 / (200 / 4 / 2))
-    assert metrics["fairness"] == pytest.approx(40 / 50)
+    assert metrics["fairness"] == 1.0, "rank 1 is slow, and rank 3 stops"
     assert metrics["server_cpu_s_per_mtok"] == pytest.approx(0.1)
     assert metrics["client_cpu_s_per_mtok"] == pytest.approx(0.5)
     assert (metrics["handshakes_s"], metrics["first_micro_batch_s"], metrics["server_start_s"]) == (1.5, 2.0, 0.7)
+
+
+def test_fairness_is_among_ranks_that_ask_for_as_much() -> None:
+    equal = replace(run_of(*TWO), setting=replace(SETTING, slow_ranks=(), stopped_ranks=()))
+    assert outcome(run=equal).metrics["fairness"] == pytest.approx(40 / 50)
+    none_left = replace(run_of(*TWO), setting=replace(SETTING, slow_ranks=(0, 1, 2, 3)))
+    assert outcome(run=none_left).metrics["fairness"] is None
 
 
 def test_waits_are_of_all_ranks_and_of_each() -> None:
@@ -184,7 +191,7 @@ def test_every_metric_has_a_value_or_none() -> None:
 
 def test_errors_and_missed_thresholds_are_not_ok() -> None:
     assert outcome("fairness > 0.5").ok
-    assert not outcome("fairness > 0.9").ok
+    assert not outcome("fairness > 1").ok
     failed = replace(TWO[0], errors={"ServerFailed": 2}, examples={"ServerFailed": "the disk is full"})
     broken = outcome(run=run_of(failed, TWO[1]))
     assert (broken.ok, broken.ended_early, broken.metrics["errors"]) == (False, "a rank failed", 2)
@@ -206,8 +213,8 @@ def test_a_result_survives_its_line() -> None:
 
 
 def test_json_holds_what_the_documentation_says() -> None:
-    plain = json.loads(as_json(outcome("fairness > 0.9")))
-    assert plain["verdicts"] == [{"require": "fairness > 0.9", "measured": 0.8, "met": False}]
+    plain = json.loads(as_json(outcome("fairness > 1")))
+    assert plain["verdicts"] == [{"require": "fairness > 1", "measured": 1.0, "met": False}]
     documented = (ROOT / "docs/loadtest.md").read_text(encoding="utf-8")
     names = re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE)
     assert set(METRICS) <= set(names)
@@ -225,7 +232,7 @@ def _paths(value: object, prefix: str = "") -> set[str]:
 
 def test_the_table_names_figures_those_waited_for_and_what_was_missed() -> None:
     text = io.StringIO()
-    show(outcome("fairness > 0.9", "errors < 1"), Console(file=text, width=120))
+    show(outcome("fairness > 1", "errors < 1"), Console(file=text, width=120))
     for said in (
         "tokens/s",
         "20 k",
@@ -261,7 +268,7 @@ class Elements(HTMLParser):
 
 def test_the_page_is_one_file_that_runs_and_loads_nothing(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    write_page(outcome("fairness > 0.9"), page)
+    write_page(outcome("fairness > 1"), page)
     text = page.read_text(encoding="utf-8")
     elements = Elements(text)
     assert not elements.references

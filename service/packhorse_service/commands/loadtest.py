@@ -38,7 +38,8 @@ Endpoint = Annotated[
     str | None, _option(DATA, "Of a server that runs already; FEED.YAML then only says what ranks declare.")
 ]
 TransportName = Annotated[Transport | None, _option(DATA, "Between ranks and a server of our own. Else tcp.")]
-Curve = Annotated[Path | None, _option(DATA, "The folder with the keys of the ranks.", metavar="FOLDER")]
+Curve = Annotated[bool | None, _option(DATA, "Encrypt, with keys made for a server of our own.", "--curve")]
+KeyFile = Annotated[Path | None, _option(DATA, "Key of the ranks, for a feed or server that has keys.", metavar="FILE")]
 SeqLength = Annotated[int | None, _option(DATA, "Synthetic data: slots of a pack. Else 8192.", min=8)]
 MeanLength = Annotated[int | None, _option(DATA, "Synthetic data: slots of a sample, in the mean. Else 500.", min=2)]
 Vocabulary = Annotated[int | None, _option(DATA, "Synthetic data: ids there are. Else 32000.", min=2)]
@@ -71,6 +72,7 @@ def loadtest(
     endpoint: Endpoint = None,
     transport: TransportName = None,
     curve: Curve = None,
+    key_file: KeyFile = None,
     seq_length: SeqLength = None,
     mean_length: MeanLength = None,
     vocab_size: Vocabulary = None,
@@ -93,7 +95,7 @@ def loadtest(
 
     Each rank is a real client. It connects, takes a micro-batch, rebuilds and checks it, thinks, takes the next.
     """
-    served = _given(feed=feed, endpoint=endpoint, transport=transport, curve=curve)
+    served = _given(feed=feed, endpoint=endpoint, transport=transport, curve=curve, key_file=key_file)
     synthetic = _given(
         seq_length=seq_length, mean_length=mean_length, vocab_size=vocab_size, micro_batches=micro_batches
     )

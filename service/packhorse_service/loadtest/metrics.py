@@ -35,7 +35,7 @@ METRICS: dict[str, Metric] = {
         Metric("wait_p99_steps", "wait_p99_ms ÷ step_ms"),
         Metric("stopped_wait_max_ms", "the longest wait of those that overlap --stopped-ranks, which no other counts"),
         Metric("step_ms", "time a step took"),
-        Metric("fairness", "fewest micro-batches of a rank ÷ their mean"),
+        Metric("fairness", "fewest micro-batches of a rank ÷ their mean, over those that are neither slow nor stopped"),
         Metric("handshakes_s", "from connecting to the last rank's WELCOME"),
         Metric("first_micro_batch_s", "from connecting to the first micro-batch of all"),
         Metric("server_start_s", "from launching the server to its listening"),

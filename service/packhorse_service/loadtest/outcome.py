@@ -186,15 +186,16 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _rates(run: Run) -> dict[str, float | None]:
     taken, seconds = run.total("micro_batches"), run.seconds
-    counts = [rank.micro_batches for rank in run.ranks]
+    apart = {*run.setting.slow_ranks, *run.setting.stopped_ranks}
+    equals = [rank.micro_batches for rank in run.ranks if rank.rank not in apart]
     num_microbatches = max((result.num_microbatches for result in run.results), default=0)
     return {
         "tokens_per_s": _ratio(run.total("tokens"), seconds),
         "micro_batches_per_s": _ratio(taken, seconds),
         "gigabytes_per_s": _ratio(run.total("wire_bytes") / 1e9, seconds),
         "wire_bytes_per_token": _ratio(run.total("wire_bytes"), run.total("delivered_tokens")),
-        "step_ms": _ratio(1000 * seconds * len(counts) * num_microbatches, taken),
-        "fairness": _ratio(min(counts, default=0) * len(counts), taken),
+        "step_ms": _ratio(1000 * seconds * len(run.ranks) * num_microbatches, taken),
+        "fairness": _ratio(min(equals, default=0) * len(equals), sum(equals)),
     }
 
 

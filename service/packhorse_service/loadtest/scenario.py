@@ -6,7 +6,7 @@
     seconds: 60
     require: [wait_p99_ms < 20, fairness >= 0.95]
 
-Every field may be left out. ``feed`` is relative to the file.
+Every field may be left out. ``feed`` and ``key_file`` are relative to the file.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = ["MOST_RANKS", "Scenario", "Share", "SyntheticConfig", "Transport", "l
 MOST_RANKS = 1024
 RANKS = 8  # where nothing says how many
 COMMAND_LINE = "command line"
+PATHS = ("feed", "key_file")  # relative to the file that names them
 
 
 class Transport(StrEnum):
@@ -93,7 +94,8 @@ class Scenario(Section):
     layout_section: Annotated[LayoutSection | None, BeforeValidator(_layout)] = Field(default=None, alias="layout")  # type: ignore[valid-type]
     synthetic: SyntheticConfig | None = None
     transport: Transport = Transport.TCP
-    curve: Path | None = None  # the folder with the keys of the ranks
+    curve: bool = False  # encrypt: a server of our own on synthetic data gets keys made for the test
+    key_file: Path | None = None  # of the ranks, for a feed or a server that has keys
     consume_ms: float = Field(default=20.0, ge=0, allow_inf_nan=False)  # think time per micro-batch
     jitter: float = Field(default=0.2, ge=0, le=1)  # share of it, at most, that one is shorter or longer
     slow_ranks: Annotated[Share, BeforeValidator(_share)] = Share()
@@ -128,8 +130,11 @@ class Scenario(Section):
             raise ConfigError(f"synthetic: the data are those of {other}; give one of them")
         if self.endpoint is not None and "transport" in self.model_fields_set:
             raise ConfigError(f"transport={str(self.transport)!r}: endpoint={self.endpoint!r} says it; leave it out")
-        if self.curve is not None:
-            raise ConfigError(f"curve={str(self.curve)!r}: CURVE keys are not supported by this version; leave it out")
+        if self.curve or self.key_file is not None:
+            name = "curve" if self.curve else "key_file"
+            raise ConfigError(
+                f"{name}={getattr(self, name)!s}: this version of the load test has no keys; leave it out"
+            )
         if self.layout is not None and self.layout.world_size > MOST_RANKS:
             raise ConfigError(
                 f"layout={self.layout}: has {self.layout.world_size:,} ranks, must have at most {MOST_RANKS:,}"
@@ -143,10 +148,9 @@ def load_scenario(file: Path | None, options: Mapping[str, Any]) -> Scenario:
     Raises ``ConfigError`` that lists everything wrong.
     """
     raw: dict[str, Any] = {} if file is None else dict(load_mapping(file, "scenario"))
-    if file is not None and isinstance(raw.get("feed"), str):
-        raw["feed"] = str(file.parent / raw["feed"])
-    if file is not None and isinstance(raw.get("curve"), str):
-        raw["curve"] = str(file.parent / raw["curve"])
+    for name in PATHS:
+        if file is not None and isinstance(raw.get(name), str):
+            raw[name] = str(file.parent / raw[name])
     if {"ranks", "layout"} & options.keys():  # whichever the file has, the command line says it otherwise
         raw = {name: value for name, value in raw.items() if name not in ("ranks", "layout")}
     synthetic = {**(raw.get("synthetic") or {}), **options.get("synthetic", {})}

@@ -60,7 +60,7 @@ def _throughput(outcome: Outcome) -> Iterator[Row]:
     )
     yield "GB/s", figure(m["gigabytes_per_s"]), f"{figure(m['wire_bytes_per_token'])} bytes on the wire per token"
     yield "step", _ms(m["step_ms"]), "of all ranks, each with its micro-batches"
-    yield "fairness", figure(m["fairness"]), "fewest micro-batches of a rank ÷ mean"
+    yield "fairness", figure(m["fairness"]), "fewest micro-batches of a rank ÷ mean, at equal demand"
 
 
 def _waits(outcome: Outcome) -> Iterator[Row]:
