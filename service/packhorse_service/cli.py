@@ -1,4 +1,4 @@
-"""The command line: ``packhorse serve | check | plan | inspect | prepare | demo``."""
+"""The command line: ``packhorse serve | check | plan | inspect | prepare | loadtest | demo``."""
 
 from __future__ import annotations
 
