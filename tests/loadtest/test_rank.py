@@ -170,6 +170,14 @@ def test_it_says_every_keep_alive_interval_that_it_lives() -> None:
     assert rank.due == 12.0
 
 
+def test_without_a_connection_it_says_nothing_and_goes_on_when_there_is_one() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    rank.went_down()
+    assert rank.tick(16.0) == []
+    assert rank.due < 18.0, "its time goes on"
+
+
 def test_what_was_not_taken_is_dropped_when_the_connection_breaks() -> None:
     rank = streaming()
     give(rank, 0, 15.0)

@@ -123,13 +123,17 @@ class SimulatedRank:
 
     # The connection ----------------------------------------------------------------------------------
 
+    def begin(self, now: float) -> None:
+        """Its connection is being made."""
+        self.keep_alive_at = now + KEEP_ALIVE_S
+
     def came_up(self, now: float) -> list[Effect]:
         self.connected = True
-        self.keep_alive_at = now + KEEP_ALIVE_S
+        self.begin(now)
         return self._changed(self.session.connected())
 
     def went_down(self) -> None:
-        self.connected, self.keep_alive_at = False, inf
+        self.connected = False
 
     def receive(self, message: Message, extra: Frames, now: float) -> list[Effect]:
         """One message of the server. Raises ``ProtocolError`` where it has no place."""
@@ -169,9 +173,11 @@ class SimulatedRank:
             effects += self._ask(now)
         if now >= self.keep_alive_at:
             self.keep_alive_at = now + KEEP_ALIVE_S
-            effects += self._changed(self.session.interval_passed())
-            effects += self._acknowledge(now)
+            effects += self._live(now) if self.connected else []
         return effects
+
+    def _live(self, now: float) -> list[Effect]:
+        return [*self._changed(self.session.interval_passed()), *self._acknowledge(now)]
 
     def _ask(self, now: float) -> list[Effect]:
         """The loop asks at the moment its thinking ended, however late this is called."""

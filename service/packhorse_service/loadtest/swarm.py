@@ -126,6 +126,8 @@ class Swarm:
             member = Member(number, self._simulated(rank), self._dealer())
             self.members.append(member)
             self._watch(member)
+            member.rank.begin(time.monotonic())
+            self._schedule(member)
 
     def _simulated(self, rank: int) -> SimulatedRank:
         job = self.job
