@@ -115,7 +115,7 @@ def _wait_of_ranks(outcome: Outcome) -> Plot:
             _style(rank),
             f"rank {rank.rank}: wait p99 {figure(rank.wait_p99_ms)} ms, {rank.micro_batches:,} micro-batches",
         )
-        for rank in outcome.ranks
+        for rank in sorted(outcome.ranks, key=lambda rank: (rank.slow, rank.stopped))  # the odd ones on top
     ]
     present = {dot.style for dot in dots}
     return Plot(

@@ -12,7 +12,7 @@ from packhorse_service.loadtest.words import number
 __all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "WIDTH", "Dot", "Line", "Linear", "Log", "Plot", "line"]
 
 WIDTH, HEIGHT = 480, 250  # of the drawing; it scales with the page
-LEFT, RIGHT, TOP, BOTTOM = 56, 470, 14, 208  # the frame inside it
+LEFT, RIGHT, TOP, BOTTOM = 56, 462, 14, 208  # the frame inside it
 STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 TICKS = 5
 ROOM = 1.08  # above the highest value
