@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test models lint types check clean
+.PHONY: demo test models soak lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
@@ -13,6 +13,11 @@ test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models
+
+SOAK_SECONDS ?= 60
+
+soak: $(VENV)/installed  ## 1,024 simulated ranks: memory, waits and fairness, over a minute
+	$(BIN)/python -m pytest tests/soak --soak-seconds $(SOAK_SECONDS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

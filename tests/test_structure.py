@@ -47,7 +47,8 @@ SOCKETS = {
     "packhorse_service/keygen.py": "has ZeroMQ make a pair of keys; opens no socket",
     "packhorse_service/router.py": "is the server's socket",
     "packhorse_service/connections.py": "closes single connections of the server's socket",
-    "packhorse_service/demo/processes.py": "asks the kernel for a free port for the demo's processes",
+    "packhorse_service/loadtest/swarm.py": "has the sockets of many simulated ranks under one selector and context",
+    "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
     "packhorse/feed.py": "deadlines of the loop",
@@ -57,7 +58,9 @@ CLOCKS = {
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
     "packhorse_service/demo/progress.py": "the demo's progress display",
-    "packhorse_service/demo/processes.py": "grace before the demo's processes are killed",
+    "packhorse_service/loadtest/swarm.py": "gives `now` to the simulated ranks",
+    "packhorse_service/loadtest/coordinator.py": "deadlines of a load test, and the time it measures",
+    "packhorse_service/processes.py": "deadlines of a start, and grace before child processes are killed",
 }
 # What a wall clock that jumps would change. Only the monotonic clock is read, and only differences of it count.
 CALENDAR = {"now", "utcnow", "today", "time.time", "time.time_ns", "gmtime", "localtime", "time.strftime", "ctime"}

@@ -43,16 +43,24 @@ TRYING = {zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNEC
 class Dealer:
     """Connects, and connects again with backoff; what is on a connection that breaks is lost.
 
-    With a ``key`` everything is encrypted, and only the server that the key names is talked to.
+    With a ``key`` everything is encrypted, and only the server that the key names is talked to. ``context``: one
+    that many dealers of a thread share, and that whoever made it ends; left out, each has its own.
     """
 
-    def __init__(self, endpoint: str, *, key: ClientKey | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        key: ClientKey | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.handshakes = Handshakes(endpoint, key)
         self.given_up = False  # ZeroMQ has: ``reconnect`` begins anew
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
-        self._context = zmq.Context()
+        self._shares_context = context is not None
+        self._context = context or zmq.Context()
         self._open()
 
     def _open(self) -> None:
@@ -94,6 +102,14 @@ class Dealer:
         """Start over: the endpoint's name is resolved again."""
         self._close_socket()
         self._open()
+
+    def filenos(self) -> tuple[int, int]:
+        """What becomes readable where ``messages`` or ``events`` may have something, for a loop over many dealers.
+
+        New ones after ``reconnect``. As ZeroMQ has it, they may also become readable in vain, and what arrives while
+        this dealer sends need not show: look for messages behind every ``send``.
+        """
+        return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def wait(self, timeout_s: float) -> bool:
         """Until something happens; whether the bell was rung."""
@@ -148,6 +164,7 @@ class Dealer:
 
     def close(self) -> None:
         self._close_socket()
-        self._context.term()
+        if not self._shares_context:
+            self._context.term()
         self._bell.close()
         self._ear.close()

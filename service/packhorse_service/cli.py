@@ -1,4 +1,4 @@
-"""The command line: ``packhorse serve | check | plan | inspect | prepare | tap | keygen | demo``."""
+"""The command line: ``packhorse serve | check | plan | inspect | prepare | tap | loadtest | keygen | demo``."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import (
@@ -41,19 +42,25 @@ from packhorse_service.sources.formats import SampleFormat
 
 __all__ = [
     "CurveConfig",
+    "LayoutSection",
     "LoadingConfig",
     "MixingConfig",
     "PackingConfig",
     "ResumeConfig",
+    "Section",
     "ServeConfig",
     "SourceConfig",
     "StreamConfig",
     "TokenizerConfig",
+    "checked",
     "load_config",
+    "load_mapping",
 ]
 
 ENDLESS = "endless"
 TRAIN = "train"  # the stream that the top level describes
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def _epochs(value: object) -> int | str:
@@ -259,21 +266,31 @@ def load_config(path: Path) -> ServeConfig:
 
     Raises ``ConfigError`` that lists everything wrong with it.
     """
+    return checked(ServeConfig, load_mapping(path, "configuration", "must be a mapping with at least 'sources'"), path)
+
+
+def load_mapping(path: Path, what: str, rule: str = "must be a mapping of fields") -> dict[str, Any]:
+    """The mapping that a YAML file holds, unchecked; ``what`` the file is. Raises ``ConfigError``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {str(path)!r} cannot be read: {error}") from error
+        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error}") from error
     try:
         raw = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # a date that no calendar has is a ValueError
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: must be a mapping with at least 'sources'")
+        raise ConfigError(f"{path}: {rule}")
+    return raw
+
+
+def checked(model: type[Checked], raw: Mapping[str, Any], origin: object) -> Checked:
+    """``raw`` as a ``model``. Raises ``ConfigError`` that says of ``origin`` everything that is wrong."""
     try:
-        return ServeConfig.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        lines = "\n".join(f"  {_explain(details, ServeConfig)}" for details in error.errors())
-        raise ConfigError(f"{path}:\n{lines}") from error
+        lines = "\n".join(f"  {_explain(details, model)}" for details in error.errors())
+        raise ConfigError(f"{origin}:\n{lines}") from error
 
 
 def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
@@ -297,13 +314,17 @@ def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
     parts = iter(path)
     for part in parts:
         found = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
-        inner = NAMED.get(part) or SECTIONS.get(part) or found.get(part) if part in found else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
+        inner = NAMED.get(part) or _section_in(found.get(part)) if part in found else None
+        model = inner or model
         if part in NAMED:
             next(parts, None)  # a name that the file chose
     return [f.alias or name for name, f in model.model_fields.items()]
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"tokenizer": TokenizerConfig, "curve": CurveConfig}
+def _section_in(annotation: object) -> type[BaseModel] | None:
+    """The section that a field holds, or may hold."""
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+
+
 NAMED: dict[str, type[BaseModel]] = {"sources": SourceConfig, "streams": StreamConfig}  # by names of the file's choice

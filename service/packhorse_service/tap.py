@@ -18,7 +18,7 @@ import numpy as np
 
 from packhorse import ConfigError, Feed, MicroBatch, ParallelLayout, ProtocolError
 
-__all__ = ["TapSettings", "layout_of", "load_state", "local_digest", "tap"]
+__all__ = ["TapSettings", "layout_of", "load_state", "local_digest", "tap", "verified"]
 
 DIGESTED = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded", "padding_mask")
 
@@ -46,7 +46,7 @@ def tap(feed: Feed, settings: TapSettings, write: Callable[[str], None]) -> None
     taken = 0
     while taken != settings.steps and (micro_batch := next(feed, None)) is not None:
         if settings.verify:
-            _verify(micro_batch)
+            verified(micro_batch)
         write(json.dumps(dict(_line(feed, micro_batch, settings))))
         if micro_batch.index == micro_batch.num_microbatches - 1:
             taken += 1
@@ -71,15 +71,17 @@ def local_digest(micro_batch: MicroBatch) -> bytes:
     return hashed.digest()
 
 
-def _verify(micro_batch: MicroBatch) -> None:
+def verified(micro_batch: MicroBatch) -> bool:
+    """Whether its digest could be computed again from its arrays. Raises ``ProtocolError`` where it is another."""
     if not micro_batch.holds_whole_row or micro_batch.tokens is None or micro_batch.labels is None:
-        return  # the digest is of the whole row
+        return False  # the digest is of the whole row
     computed = micro_batch.computed_digest()
     if computed != micro_batch.row_digest:
         raise ProtocolError(
             f"row digest of {tuple(micro_batch.position)} is {micro_batch.row_digest.hex()} by its header and "
-            f"{computed.hex()} by its tensors: it was damaged between packing and here; --no-verify prints it"
+            f"{computed.hex()} by its tensors: it was damaged between packing and here; --no-verify goes on"
         )
+    return True
 
 
 def _line(feed: Feed, mb: MicroBatch, settings: TapSettings) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from packhorse_service.demo.processes import Children
+from packhorse_service.processes import Children
 from tests.harness import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from packhorse_service.demo import INTERRUPTED, SERVE, DemoSizes, run_demo
+from packhorse_service.demo import INTERRUPTED, DemoSizes, run_demo
 from packhorse_service.demo.corpus import CorpusSizes
+from packhorse_service.processes import SERVE
 from tests.demo.running import MARK, eventually, marked
 
 SMALL = DemoSizes(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from packhorse_service.demo import SERVE
-from packhorse_service.demo.processes import Children
+from packhorse_service.processes import SERVE, Children
 from tests.demo.rows_by_hand import CONTEXT, DATA, VOCABULARY, WIDTH, largest_difference, make_samples, unpacked
 from tests.demo.running import eventually, run_ranks
 from tests.service.shards_on_disk import ids_member, write_tar

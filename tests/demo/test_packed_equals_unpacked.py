@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from packhorse_service.demo.model import segment_mask
-from packhorse_service.demo.processes import Children
+from packhorse_service.processes import Children
 from tests.demo.rows_by_hand import (
     CONTEXT,
     DATA,

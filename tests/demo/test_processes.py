@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from packhorse_service.demo.processes import ChildFailed, Children, stop_signals
+from packhorse_service.processes import ChildFailed, Children, stop_signals
 from tests.demo.running import MARK, eventually, marked
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")

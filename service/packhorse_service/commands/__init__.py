@@ -16,6 +16,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.admission import Limits
 from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.keys import keygen_command
+from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
@@ -157,6 +158,7 @@ app.command()(reporting(plan))
 app.command()(reporting(inspect))
 app.command("keygen")(reporting(keygen_command))
 app.command("tap")(reporting(tap_command))
+app.command()(reporting(loadtest))
 
 
 @app.command("prepare")

@@ -23,19 +23,17 @@ from tokenizers import Tokenizer
 from packhorse.errors import StartTimeout
 from packhorse_service.demo.corpus import CorpusSizes, make_corpus
 from packhorse_service.demo.packs import load_packs
-from packhorse_service.demo.processes import ChildFailed, Children, stop_signals
 from packhorse_service.demo.progress import Progress
 from packhorse_service.demo.report import StepReport, Tail, lines_file
+from packhorse_service.processes import ChildFailed, Children, pause, start_server, stop_signals
 
 __all__ = ["DemoSizes", "run_demo"]
 
 DATA, CONTEXT = 2, 2
 RANKS = DATA * CONTEXT
-START_S = 60.0  # the server listens within this, or something is wrong
 POLL_S = 0.1
 INTERRUPTED = 130  # the exit code that shells give a Ctrl-C
 LEFTOVERS = ("docs-*.tar", "chat-*.tar", "rank-*.jsonl", "slice-*.npz", "endpoint")  # of a run before this one
-SERVE = "from packhorse_service.cli import main; main()"  # what the script `packhorse` does, wherever it is installed
 
 FEED = """\
 # What the demo serves. `packhorse serve feed.yaml` does it again.
@@ -104,19 +102,13 @@ def _prepare(work: Path) -> None:
 
 def _serve(children: Children, work: Path, sizes: DemoSizes, asked: threading.Event) -> str:
     """Start the server; its endpoint, once it listens."""
-    config, endpoint = work / "feed.yaml", work / "endpoint"
+    config = work / "feed.yaml"
     config.write_text(
         FEED.format(data=DATA, context=CONTEXT, seq_length=sizes.seq_length, global_batch_size=sizes.global_batch_size),
         encoding="utf-8",
     )
-    children.start("server", [sys.executable, "-c", SERVE, "serve", str(config), "--endpoint-file", str(endpoint)])
-    deadline = time.monotonic() + START_S
-    while not endpoint.exists():
-        children.all_ended()
-        if time.monotonic() > deadline:
-            raise StartTimeout(f"the server did not listen within {START_S:g} s; see {work / 'server.log'}")
-        _pause(asked)
-    return endpoint.read_text(encoding="utf-8").strip()
+    _, endpoint = start_server(children, [str(config)], work, asked)
+    return endpoint
 
 
 def _trainer(endpoint: str, work: Path, steps: int | None, sizes: DemoSizes) -> list[str]:
@@ -146,12 +138,7 @@ def _follow(children: Children, work: Path, progress: Progress, asked: threading
             for line in (line for tail in tails for line in tail.lines()):
                 progress.add(StepReport.parse(line))
             progress.line()
-            _pause(asked)
-
-
-def _pause(asked: threading.Event) -> None:
-    if asked.wait(POLL_S):
-        raise KeyboardInterrupt
+            pause(asked, POLL_S)
 
 
 def _draw(work: Path, path: Path) -> None:

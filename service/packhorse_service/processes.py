@@ -1,6 +1,6 @@
-"""Start, watch and stop the demo's processes, so that none is left whatever happens.
+"""Start, watch and stop child processes, so that none is left whatever happens: of the demo, of a load test.
 
-Each child leads a process group of its own: a Ctrl-C reaches only the demo, which then ends its children
+Each child leads a process group of its own: a Ctrl-C reaches only the parent, which then ends its children
 in order, and a child's own children are found by the group. Everything goes by process id.
 """
 
@@ -20,14 +20,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from packhorse.errors import PackhorseError
+from packhorse.errors import PackhorseError, StartTimeout
 
-__all__ = ["Child", "ChildFailed", "Children", "stop_signals"]
+__all__ = ["Child", "ChildFailed", "Children", "pause", "start_server", "stop_signals"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_S = 0.05
+START_POLL_S = 0.02
 GRACE_S = 3.0  # between asking a child to end and killing it
 LOG_TAIL = 12  # lines shown of a child that failed
+START_S = 60.0  # a server listens within this, or something is wrong
+SERVE = "from packhorse_service.cli import main; main()"  # what the script `packhorse` does, wherever it is installed
 
 
 class ChildFailed(PackhorseError):
@@ -36,7 +39,7 @@ class ChildFailed(PackhorseError):
 
 @dataclass(slots=True)
 class Child:
-    """A running process. All it writes goes to ``log``."""
+    """A running process. All it writes goes to ``log``; its standard output to us instead, where it ``talks``."""
 
     name: str
     log: Path
@@ -69,16 +72,18 @@ class Children:
         self._logs = logs
         self._children: list[Child] = []
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
-        """Start ``command`` with ``environment`` added to this process's own."""
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None, *, talks: bool = False
+    ) -> Child:
+        """Start ``command`` with ``environment`` added to this process's own; ``talks``: over pipes, with us."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else file,
+                stderr=file,
                 start_new_session=True,
             )
         self._children.append(Child(name, log, process))
@@ -119,6 +124,32 @@ class Children:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+
+def start_server(
+    children: Children, arguments: Sequence[str], folder: Path, asked: threading.Event
+) -> tuple[Child, str]:
+    """Start ``packhorse serve`` with these arguments, its log and endpoint file in ``folder``; it, and its endpoint.
+
+    Raises ``ChildFailed`` where it ends, ``StartTimeout`` where it does not listen, ``KeyboardInterrupt`` where asked.
+    """
+    endpoint = folder / "endpoint"
+    server = children.start(
+        "server", [sys.executable, "-c", SERVE, "serve", *arguments, "--endpoint-file", str(endpoint)]
+    )
+    deadline = time.monotonic() + START_S
+    while not endpoint.exists():
+        children.all_ended()
+        if time.monotonic() > deadline:
+            raise StartTimeout(f"the server did not listen within {START_S:g} s; see {server.log}")
+        pause(asked, START_POLL_S)
+    return server, endpoint.read_text(encoding="utf-8").strip()
+
+
+def pause(asked: threading.Event, seconds: float) -> None:
+    """Let time pass. Raises ``KeyboardInterrupt`` as soon as a signal has asked to stop."""
+    if asked.wait(seconds):
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -1,0 +1,159 @@
+"""From a scenario to what runs: the data, the layout, which ranks connect, and which of them are slow or stop."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packhorse.contract import BatchContract, Readers
+from packhorse.errors import ConfigError
+from packhorse.layout import ParallelLayout
+from packhorse_service.checking import check_streams
+from packhorse_service.config import ServeConfig, load_config
+from packhorse_service.loadtest.messages import Job
+from packhorse_service.loadtest.outcome import Setting
+from packhorse_service.loadtest.scenario import Scenario, SyntheticConfig, Transport
+from packhorse_service.loadtest.synthetic import write_synthetic_feed
+from packhorse_service.offer import readers_of
+
+__all__ = ["Plan", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is decided before a process starts."""
+
+    scenario: Scenario
+    feed: Path | None  # what the server serves; ``None`` where it runs already
+    data: str
+    layout: ParallelLayout
+    contract: BatchContract
+    ranks: tuple[int, ...]  # those that connect
+    slow: tuple[int, ...]
+    stopped: tuple[int, ...]
+    bound_bytes: int | None
+
+    def listen(self, folder: Path) -> str:
+        """Where a server of our own listens."""
+        return f"ipc://{folder}/server" if self.scenario.transport is Transport.IPC else "tcp://127.0.0.1:*"
+
+    def jobs(self, endpoint: str) -> tuple[Job, ...]:
+        """One a worker process, the ranks dealt in turn, so that each has its part of every kind."""
+        processes = min(self.scenario.processes or os.cpu_count() or 1, len(self.ranks))
+        counted = _counted(self.ranks, self.layout)
+        return tuple(self._job(endpoint, self.ranks[number::processes], counted) for number in range(processes))
+
+    def _job(self, endpoint: str, ranks: Sequence[int], counted: frozenset[int]) -> Job:
+        scenario = self.scenario
+        return Job(
+            endpoint=endpoint,
+            layout=self.layout,
+            contract=self.contract,
+            ranks=tuple(ranks),
+            counted=tuple(rank for rank in ranks if rank in counted),
+            consume_s=scenario.consume_ms / 1000,
+            jitter=scenario.jitter,
+            slow=tuple(rank for rank in ranks if rank in self.slow),
+            slow_factor=scenario.slow_factor,
+            stopped=tuple(rank for rank in ranks if rank in self.stopped),
+            seed=scenario.seed,
+            window=scenario.window,
+            verify=scenario.verify,
+            orderly=self.feed is not None,  # a server that is not ours goes on when its ranks have gone
+        )
+
+    def setting(self, endpoint: str, processes: int, command: str) -> Setting:
+        """What the report says of it."""
+        scenario = self.scenario
+        return Setting(
+            command=command,
+            data=self.data,
+            endpoint=endpoint,
+            layout=str(self.layout),
+            readers=len(self.ranks),
+            processes=processes,
+            consume_ms=scenario.consume_ms,
+            jitter=scenario.jitter,
+            slow_ranks=self.slow,
+            slow_factor=scenario.slow_factor,
+            stopped_ranks=self.stopped,
+            seconds=scenario.seconds,
+            verify=scenario.verify,
+            machine=_machine(),
+            bound_bytes=self.bound_bytes,
+        )
+
+
+def prepare(scenario: Scenario, folder: Path) -> Plan:
+    """Decide everything; synthetic shards are written to ``folder``. Raises ``ConfigError``."""
+    feed, data = scenario.feed, f"{scenario.feed}"
+    if feed is None and scenario.endpoint is None:
+        synthetic = scenario.synthetic or SyntheticConfig()
+        feed = write_synthetic_feed(folder, synthetic, scenario.layout or ParallelLayout(), scenario.seed)
+        data = (
+            f"synthetic: seq_length {synthetic.seq_length:,}, samples of {synthetic.mean_length:,} slots in the mean, "
+            f"vocabulary {synthetic.vocab_size:,}, {synthetic.micro_batches} micro-batches a step"
+        )
+    config = None if feed is None else load_config(feed)
+    layout = scenario.layout or (config.layout if config is not None else ParallelLayout())
+    contract = config.contract if config is not None else BatchContract()
+    ranks = tuple(sorted(layout.rank(at) for at in readers_of(layout, contract.readers or Readers.ALL)))
+    slow = _spread(ranks, scenario.slow_ranks.of(len(ranks)))
+    others = tuple(rank for rank in ranks if rank not in slow)
+    _require_enough(scenario, ranks, slow)
+    return Plan(
+        scenario=scenario,
+        feed=None if scenario.endpoint is not None else feed,
+        data=data if config is not None else "what the server serves",
+        layout=layout,
+        contract=contract,
+        ranks=ranks,
+        slow=slow,
+        stopped=_spread(others, scenario.stopped_ranks),
+        bound_bytes=_bound(config, feed.parent) if config and feed else None,
+    )
+
+
+def _bound(config: ServeConfig, base: Path) -> int | None:
+    """What ``packhorse check`` bounds the server's memory by, where it does."""
+    return check_streams(config, base).derived.get("memory_bound_bytes")
+
+
+def _require_enough(scenario: Scenario, ranks: Sequence[int], slow: Sequence[int]) -> None:
+    if scenario.slow_ranks.count > len(ranks):
+        raise ConfigError(f"slow_ranks={scenario.slow_ranks.count}: only {len(ranks)} ranks connect; ask for fewer")
+    if scenario.stopped_ranks > len(ranks) - len(slow):
+        raise ConfigError(
+            f"stopped_ranks={scenario.stopped_ranks}: {len(ranks)} ranks connect and {len(slow)} of them are slow; "
+            f"must be at most {len(ranks) - len(slow)}"
+        )
+
+
+def _spread(ranks: Sequence[int], count: int) -> tuple[int, ...]:
+    """So many of them, evenly apart."""
+    return tuple(ranks[(2 * number + 1) * len(ranks) // (2 * count)] for number in range(count))
+
+
+def _counted(ranks: Sequence[int], layout: ParallelLayout) -> frozenset[int]:
+    """The first rank of each data-parallel coordinate: its peers get the same tokens, or their slices of them."""
+    first: dict[int, int] = {}
+    for rank in sorted(ranks, key=lambda rank: layout.coordinates(rank)[::-1]):
+        first.setdefault(layout.coordinates(rank).data, rank)
+    return frozenset(first.values())
+
+
+def _machine() -> str:
+    model = next(iter(_cpu_models()), platform.processor() or platform.machine())
+    cores = os.cpu_count() or 1
+    return f"{model}, {cores} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def _cpu_models() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []  # not Linux
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,0 +1,32 @@
+"""A load test from its scenario to its outcome."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from packhorse_service.loadtest.coordinator import Coordinator
+from packhorse_service.loadtest.display import Display
+from packhorse_service.loadtest.open_files import allow_open_files, files_needed
+from packhorse_service.loadtest.outcome import Outcome, outcome_of
+from packhorse_service.loadtest.preparing import prepare
+from packhorse_service.loadtest.scenario import Scenario
+from packhorse_service.processes import Children, stop_signals
+
+__all__ = ["run_load_test"]
+
+
+def run_load_test(scenario: Scenario, command: str, console: Console) -> Outcome:
+    """Run it, showing how it goes on ``console``; ``command`` is what the report says was run.
+
+    Raises ``ConfigError`` and ``StartTimeout``; a rank that failed is in the outcome. A signal ends it early.
+    """
+    with tempfile.TemporaryDirectory(prefix="packhorse-") as name, stop_signals() as asked:
+        folder = Path(name)
+        plan = prepare(scenario, folder)
+        allow_open_files(max(files_needed(len(job.ranks)) for job in plan.jobs("")))
+        with Children(folder) as children, Display(plan, console).showing() as show:
+            run = Coordinator(plan, command, children, asked, show).run(folder)
+    return outcome_of(run, scenario.require, stopped=asked.is_set())
