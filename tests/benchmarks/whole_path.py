@@ -1,0 +1,380 @@
+"""From shard bytes to full micro-batches in the consumers: the product, the limit and what people write, in one run.
+
+    python -m tests.benchmarks.whole_path [--quick] [--repeats N] [--only TEXT] [--data FOLDER]
+
+Pre-tokenised WebDataset shards, packs of 8,192 slots, 16 packs' look-ahead, page cache warm. CPU is that of all
+processes of a row and of their children, user and system, less what each had used when its imports were done; loader
+processes of the server count from their birth. A token that several tensor-parallel ranks read counts once. Rows are
+interleaved, figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.children import Child
+from tests.benchmarks.consuming import Tally
+from tests.benchmarks.measuring import MemoryWatch, cpu_seconds
+from tests.benchmarks.token_shards import VOCAB_SIZE, TokenShards
+
+__all__ = ["tables"]
+
+CAPACITY = 8192
+LOOKAHEAD = 16  # packs
+STEP_PACKS = 64
+LISTEN_S = 30.0
+
+
+class Way(StrEnum):
+    OURS = "packhorse serve"
+    LIMIT = "limit: header walk + copy + ZeroMQ"
+    BASELINE = "webdataset + DataLoader + FFD"
+
+
+DELIVERS = {
+    Way.OURS: "tokens, labels, positions int64, mask float32, both offsets",
+    Way.LIMIT: "tokens int32, one offsets",
+    Way.BASELINE: "tokens, labels, positions int64, mask float32, both offsets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to feed ``data`` x ``tensor`` ranks."""
+
+    way: Way
+    data: int = 1
+    tensor: int = 1
+    workers: int = 0  # loader processes: of the server, or of each rank
+    transport: str = "tcp"
+    arrays: str = "numpy"
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.tensor
+
+    @property
+    def shape(self) -> str:
+        return f"{self.data} DP" if self.tensor == 1 else f"{self.tensor} TP"
+
+    @property
+    def name(self) -> str:
+        details = {
+            Way.OURS: f", {self.workers} loaders, {self.transport}, {self.arrays}",
+            Way.LIMIT: f", {self.transport}",
+            Way.BASELINE: f", w = {self.workers}",
+        }
+        return f"{self.way}{details[self.way]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one run of one row. Seconds and bytes."""
+
+    tokens: int
+    cpu_s: float
+    feeding_s: float  # of it, by what feeds the ranks
+    wall_s: float  # from the end of imports to the last rank's last micro-batch
+    first_s: float  # from the start of the server process, or the end of imports, to the first micro-batch of all ranks
+    peak_bytes: int
+    exact: bool
+
+    @property
+    def per_million(self) -> float:
+        """CPU-seconds for a million tokens."""
+        return self.cpu_s / self.tokens * 1e6
+
+    @property
+    def speed(self) -> float:
+        """Million tokens a second."""
+        return self.tokens / self.wall_s / 1e6
+
+
+# Running one row -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What feeds the ranks, and when."""
+
+    feeding: list[Child]
+    began: float  # the server process was started
+    ready: float  # imports were done
+    endpoint: str
+
+
+def measure(row: Row, shards: TokenShards) -> Measured:
+    """Run a row once. Raises where a process fails."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
+        ranks = [_child(started, "-m", *CONSUMERS[row.way](row)) for _ in range(row.ranks)]
+        for rank in ranks:
+            rank.await_ready()
+        feeding: list[Child] = []
+        watch = started.enter_context(MemoryWatch(lambda: [child.pid for child in (*ranks, *feeding)]))
+        at = FEEDERS[row.way](row, shards, Path(folder), started)
+        feeding += at.feeding
+        for number, rank in enumerate(ranks):
+            rank.go({**_task(row, shards), "endpoint": at.endpoint, "rank": number})
+        results = [rank.result() for rank in ranks]
+        reading_s, feeding_s = (sum(child.cpu_at_end() for child in children) for children in (ranks, feeding))
+    return Measured(
+        tokens=shards.tally.tokens,
+        cpu_s=reading_s + feeding_s,
+        feeding_s=feeding_s,
+        wall_s=max(result["done"] for result in results) - at.ready,
+        first_s=max(result["first"] for result in results) - at.began,
+        peak_bytes=watch.peak,
+        exact=_exact(row, results, shards.tally),
+    )
+
+
+def _child(started: ExitStack, *arguments: str, **options: Any) -> Child:
+    child = Child(arguments, **options)
+    started.callback(child.end)
+    return child
+
+
+def _task(row: Row, shards: TokenShards) -> dict[str, Any]:
+    return {**asdict(row), "paths": list(map(str, shards.paths)), "capacity": CAPACITY}
+
+
+def _exact(row: Row, results: Sequence[Mapping[str, Any]], whole: Tally) -> bool:
+    """Whether the data-parallel ranks saw every sample once, and each tensor-parallel peer the same."""
+    seen = [Tally(**result["seen"]) for result in results]
+    return all(sum(seen[peer :: row.tensor], Tally()) == whole for peer in range(row.tensor))
+
+
+def _serve(row: Row, shards: TokenShards, folder: Path, started: ExitStack) -> Started:
+    """The real server as its own process; it is ready when it listens."""
+    listen = "tcp://127.0.0.1:*" if row.transport == "tcp" else f"ipc://{folder}/feed"
+    config, endpoint_file = folder / "feed.yaml", folder / "endpoint"
+    config.write_text(yaml.safe_dump(feed_config(row, shards, listen)))
+    log = started.enter_context((folder / "server.log").open("w"))
+    began = time.monotonic()
+    arguments = ("-m", "packhorse_service", "serve", str(config), "--endpoint-file", str(endpoint_file))
+    server = _child(started, *arguments, stderr=log)
+    while not endpoint_file.exists():
+        if server.process.poll() is not None or time.monotonic() - began > LISTEN_S:
+            raise RuntimeError(f"the server does not listen: {(folder / 'server.log').read_text()}")
+        time.sleep(0.001)
+    server.ready = cpu_seconds(server.pid)
+    return Started([server], began, time.monotonic(), endpoint_file.read_text().strip())
+
+
+def feed_config(row: Row, shards: TokenShards, listen: str) -> dict[str, Any]:
+    return {
+        "listen": listen,
+        "layout": {"data": row.data, "tensor": row.tensor},
+        "contract": {"seq_length": CAPACITY, "global_batch_size": STEP_PACKS, "vocab_size": VOCAB_SIZE},
+        "sources": {"shards": {"shards": f"{shards.folder}/part-*.tar"}},
+        "packing": {"lookahead": LOOKAHEAD},
+        "loading": {"workers": row.workers},
+    }
+
+
+def _send_bare(row: Row, shards: TokenShards, folder: Path, started: ExitStack) -> Started:
+    sender = _child(started, "-m", "tests.benchmarks.bare_path", "send")
+    sender.await_ready()
+    endpoint = f"tcp://127.0.0.1:{_free_port()}" if row.transport == "tcp" else f"ipc://{folder}/bare"
+    began = time.monotonic()
+    sender.go({**_task(row, shards), "endpoint": endpoint})
+    return Started([sender], began, began, endpoint)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _nobody(*_: object) -> Started:
+    """Each rank reads for itself."""
+    now = time.monotonic()
+    return Started([], now, now, "")
+
+
+CONSUMERS: dict[Way, Callable[[Row], tuple[str, ...]]] = {
+    Way.OURS: lambda row: ("tests.benchmarks.feed_rank", row.arrays),
+    Way.LIMIT: lambda row: ("tests.benchmarks.bare_path", "receive"),
+    Way.BASELINE: lambda row: ("tests.benchmarks.plain_loader",),
+}
+FEEDERS: dict[Way, Callable[[Row, TokenShards, Path, ExitStack], Started]] = {
+    Way.OURS: _serve,
+    Way.LIMIT: _send_bare,
+    Way.BASELINE: _nobody,
+}
+
+
+# All rows ------------------------------------------------------------------------------------------------
+
+SHAPES = ((1, 1), (4, 1), (1, 4))  # data- and tensor-parallel ranks
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """In the order in which they run."""
+    for data, tensor in SHAPES:
+        row = partial(Row, data=data, tensor=tensor)
+        yield row(Way.LIMIT)
+        yield row(Way.OURS)
+        if not quick:
+            yield row(Way.LIMIT, transport="ipc")
+            yield row(Way.OURS, transport="ipc")
+            yield row(Way.OURS, arrays="torch")
+            yield from (row(Way.OURS, workers=workers) for workers in (1, 2))
+        yield from (row(Way.BASELINE, workers=workers) for workers in ((0,) if quick else (0, 1, 2)))
+
+
+Runs = dict[Row, list[Measured]]
+
+
+def run_all(shards: TokenShards, chosen: Sequence[Row], repeats: int) -> Runs:
+    """Interleaved: each row once, then each once again."""
+    runs: Runs = defaultdict(list)
+    for number in range(repeats):
+        for row in chosen:
+            measured = measure(row, shards)
+            runs[row].append(measured)
+            told = f"{row.shape}, {row.name}: {measured.per_million:.4f} CPU-s/Mtok, {measured.speed:.1f} Mtok/s"
+            sys.stderr.write(f"{number + 1}/{repeats} {told}\n")
+    return runs
+
+
+def whole_path_tables(runs: Runs, shards: TokenShards) -> Iterator[Table]:
+    tally = shards.tally
+    about = f"{shards.shards} shards, {tally.samples:,} samples, {tally.tokens / 1e6:.1f} M tokens, L = {CAPACITY:,}"
+    for shape in dict.fromkeys(row.shape for row in runs):
+        of_shape = {row: runs[row] for row in runs if row.shape == shape}
+        title = f"Shards to micro-batches, {shape}: {about}"
+        columns = (
+            "CPU-s/Mtok",
+            "of it feeding",
+            "Mtok/s",
+            "first s",
+            "peak MB",
+            "processes",
+            "exactly once",
+            "delivers",
+        )
+        table = Table("", *columns, title=title)
+        for row, found in sorted(of_shape.items(), key=lambda item: _middle(item[1], PER_MILLION)):
+            table.add_row(
+                row.name,
+                f"{_middle(found, PER_MILLION):.4f}",
+                f"{_middle(found, FEEDING):.4f}",
+                f"{_middle(found, SPEED):.1f}",
+                f"{_middle(found, FIRST):.2f}",
+                f"{_middle(found, PEAK) / 1e6:.0f}",
+                str(_processes(row)),
+                "yes" if all(each.exact for each in found) else "NO",
+                DELIVERS[row.way],
+            )
+        yield table
+    yield targets_table(runs)
+
+
+COLUMNS = ("CPU-s/Mtok", "of it feeding", "Mtok/s", "first s", "peak MB", "processes", "exactly once", "delivers")
+
+Figure = Callable[[Measured], float]
+PER_MILLION: Figure = lambda run: run.per_million  # noqa: E731
+FEEDING: Figure = lambda run: run.feeding_s / run.tokens * 1e6  # noqa: E731
+SPEED: Figure = lambda run: run.speed  # noqa: E731
+FIRST: Figure = lambda run: run.first_s  # noqa: E731
+PEAK: Figure = lambda run: run.peak_bytes  # noqa: E731
+
+
+def _middle(found: Iterable[Measured], figure: Figure) -> float:
+    return median(map(figure, found))
+
+
+def _processes(row: Row) -> int:
+    """Of the row: ranks, what feeds them, loaders."""
+    return {
+        Way.OURS: row.ranks + 1 + row.workers,
+        Way.LIMIT: row.ranks + 1,
+        Way.BASELINE: row.ranks * (1 + row.workers),
+    }[row.way]
+
+
+def targets_table(runs: Runs) -> Table:
+    """What must hold, by the best row of each way."""
+    table = Table("shape", "figure", "measured", "must be", "", title="Shards to micro-batches: what must hold")
+    for shape in dict.fromkeys(row.shape for row in runs):
+        best = {
+            way: min(_middle(found, PER_MILLION) for row, found in runs.items() if (row.way, row.shape) == (way, shape))
+            for way in Way
+            if any((row.way, row.shape) == (way, shape) for row in runs)
+        }
+        ours = [found for row, found in runs.items() if (row.way, row.shape) == (Way.OURS, shape)]
+        if not ours:
+            continue
+        tensor = shape.endswith("TP")
+        figures = {
+            "CPU-s/Mtok": (best[Way.OURS], 0.06, True),
+            "of the limit": (best[Way.OURS] / best[Way.LIMIT], 3.0, True) if Way.LIMIT in best else None,
+            "times less than the baseline": (best[Way.BASELINE] / best[Way.OURS], 20.0 if tensor else 8.0, False)
+            if Way.BASELINE in best
+            else None,
+            "Mtok/s": (max(_middle(found, SPEED) for found in ours), 25.0, False),
+            "first micro-batch, s": (max(_middle(found, FIRST) for found in ours), 2.0, True),
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                measured, wanted, at_most = figure
+                met = measured <= wanted if at_most else measured >= wanted
+                sign = "≤" if at_most else "≥"
+                table.add_row(shape, name, f"{measured:.3g}", f"{sign} {wanted:g}", "met" if met else "missed")
+    return table
+
+
+# One command ---------------------------------------------------------------------------------------------
+
+
+def tables(*, quick: bool = False) -> Iterator[Table]:
+    """All tables, on data in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from measured_tables(Path(folder), quick=quick, repeats=1 if quick else 3)
+
+
+def measured_tables(folder: Path, *, quick: bool, repeats: int, only: str = "") -> Iterator[Table]:
+    """Of the rows whose name, with its shape, holds ``only``."""
+    shards = TokenShards.written(folder, *((16, 1024) if quick else (32, 2048)))
+    chosen = [row for row in rows(quick) if only in f"{row.shape}, {row.name}"]
+    yield from whole_path_tables(run_all(shards, chosen, repeats), shards)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a quarter of the data, fewer rows")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds this: '4 DP, packhorse'")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="write the shards here, or find them here")
+    asked = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        for table in measured_tables(
+            asked.data or Path(folder), quick=asked.quick, repeats=asked.repeats, only=asked.only
+        ):
+            console.print(table)
+
+
+if __name__ == "__main__":
+    main()
