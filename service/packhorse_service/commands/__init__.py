@@ -18,6 +18,7 @@ from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import load_config
+from packhorse_service.memory_bound import refuse_over_limit, server_memory, stream_memory
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
@@ -70,6 +71,13 @@ def serve(
     _log_to_stderr(log_level)
     described = load_config(config)
     plans = plan_streams(described, config.parent)
+    refuse_over_limit(
+        described,
+        server_memory(
+            stream_memory(described.of_stream(stream.name), config.parent, stream.contract, stream.layout)
+            for stream in plans
+        ),
+    )
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
     with ExitStack() as engines:
