@@ -13,12 +13,18 @@ import resource
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["Child", "be_child"]
+from tests.benchmarks.measuring import cpu_seconds
+
+__all__ = ["Child", "be_child", "server_of"]
 
 DEADLINE_S = 180.0
+LISTEN_S = 30.0
 
 
 class Child:
@@ -71,6 +77,21 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def server_of(config: Path, started: ExitStack) -> tuple[Child, str]:
+    """``packhorse serve`` and its endpoint, once it listens: it is ready then. Its log lies beside ``config``."""
+    endpoint_file, log = config.with_name("endpoint"), config.with_name("server.log")
+    arguments = ("-m", "packhorse_service", "serve", str(config), "--endpoint-file", str(endpoint_file))
+    server = Child(arguments, stderr=started.enter_context(log.open("w")))
+    started.callback(server.end)
+    deadline = time.monotonic() + LISTEN_S
+    while not endpoint_file.exists():
+        if server.process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the server does not listen: {log.read_text()}")
+        time.sleep(0.001)
+    server.ready = cpu_seconds(server.pid)
+    return server, endpoint_file.read_text().strip()
 
 
 def be_child(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> NoReturn:

@@ -11,7 +11,7 @@ import webdataset
 
 from tests.benchmarks.consuming import Tally
 
-__all__ = ["VOCAB_SIZE", "TokenShards"]
+__all__ = ["PATTERN", "VOCAB_SIZE", "TokenShards"]
 
 SEED = 20261129
 MEAN, SIGMA = 500.0, 1.2  # ids of a sample, log-normal

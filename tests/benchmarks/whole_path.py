@@ -28,17 +28,16 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.children import Child
+from tests.benchmarks.children import Child, server_of
 from tests.benchmarks.consuming import Tally
-from tests.benchmarks.measuring import MemoryWatch, cpu_seconds
-from tests.benchmarks.token_shards import VOCAB_SIZE, TokenShards
+from tests.benchmarks.measuring import MemoryWatch
+from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards
 
 __all__ = ["tables"]
 
 CAPACITY = 8192
 LOOKAHEAD = 16  # packs
 STEP_PACKS = 64
-LISTEN_S = 30.0
 
 
 class Way(StrEnum):
@@ -163,18 +162,11 @@ def _exact(row: Row, results: Sequence[Mapping[str, Any]], whole: Tally) -> bool
 def _serve(row: Row, shards: TokenShards, folder: Path, started: ExitStack) -> Started:
     """The real server as its own process; it is ready when it listens."""
     listen = "tcp://127.0.0.1:*" if row.transport == "tcp" else f"ipc://{folder}/feed"
-    config, endpoint_file = folder / "feed.yaml", folder / "endpoint"
+    config = folder / "feed.yaml"
     config.write_text(yaml.safe_dump(feed_config(row, shards, listen)))
-    log = started.enter_context((folder / "server.log").open("w"))
     began = time.monotonic()
-    arguments = ("-m", "packhorse_service", "serve", str(config), "--endpoint-file", str(endpoint_file))
-    server = _child(started, *arguments, stderr=log)
-    while not endpoint_file.exists():
-        if server.process.poll() is not None or time.monotonic() - began > LISTEN_S:
-            raise RuntimeError(f"the server does not listen: {(folder / 'server.log').read_text()}")
-        time.sleep(0.001)
-    server.ready = cpu_seconds(server.pid)
-    return Started([server], began, time.monotonic(), endpoint_file.read_text().strip())
+    server, endpoint = server_of(config, started)
+    return Started([server], began, time.monotonic(), endpoint)
 
 
 def feed_config(row: Row, shards: TokenShards, listen: str) -> dict[str, Any]:
@@ -182,7 +174,7 @@ def feed_config(row: Row, shards: TokenShards, listen: str) -> dict[str, Any]:
         "listen": listen,
         "layout": {"data": row.data, "tensor": row.tensor},
         "contract": {"seq_length": CAPACITY, "global_batch_size": STEP_PACKS, "vocab_size": VOCAB_SIZE},
-        "sources": {"shards": {"shards": f"{shards.folder}/part-*.tar"}},
+        "sources": {"shards": {"shards": f"{shards.folder}/{PATTERN}"}},
         "packing": {"lookahead": LOOKAHEAD},
         "loading": {"workers": row.workers},
     }
