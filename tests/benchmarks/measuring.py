@@ -16,13 +16,24 @@ from typing import Self
 
 import numpy as np
 import zmq
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["MemoryWatch", "best_cpu_seconds", "cpu_seconds", "family", "machine_table", "markdown", "pss_bytes"]
+__all__ = [
+    "MemoryWatch",
+    "best_cpu_seconds",
+    "console",
+    "cpu_seconds",
+    "family",
+    "machine_table",
+    "markdown",
+    "pss_bytes",
+]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PROC = Path("/proc")
+NO_TERMINAL = 180  # columns
 
 
 # Processes ----------------------------------------------------------------------------------------------
@@ -114,6 +125,12 @@ def best_cpu_seconds(run: Callable[[], object], repeats: int = 5) -> float:
 
 
 # The machine, and tables ----------------------------------------------------------------------------------
+
+
+def console() -> Console:
+    """For tables: as wide as they need where it is no terminal."""
+    out = Console()
+    return out if out.is_terminal else Console(width=NO_TERMINAL)
 
 
 def machine_table() -> Table:

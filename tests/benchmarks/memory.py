@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.children import Child, server_of
-from tests.benchmarks.measuring import MemoryWatch
+from tests.benchmarks.measuring import MemoryWatch, console
 from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards
 
 __all__ = ["tables"]
@@ -143,8 +142,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5 seconds for each row, not 30")
     parser.add_argument("--seconds", type=float, metavar="N", help="for each row")
     asked = parser.parse_args()
+    out = console()
     for table in tables(quick=asked.quick, seconds=asked.seconds):
-        Console().print(table)
+        out.print(table)
 
 
 if __name__ == "__main__":

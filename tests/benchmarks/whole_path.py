@@ -25,12 +25,11 @@ from statistics import median
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.children import Child, server_of
 from tests.benchmarks.consuming import Tally
-from tests.benchmarks.measuring import MemoryWatch
+from tests.benchmarks.measuring import MemoryWatch, console
 from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards
 
 __all__ = ["tables"]
@@ -46,11 +45,9 @@ class Way(StrEnum):
     BASELINE = "webdataset + DataLoader + FFD"
 
 
-DELIVERS = {
-    Way.OURS: "tokens, labels, positions int64, mask float32, both offsets",
-    Way.LIMIT: "tokens int32, one offsets",
-    Way.BASELINE: "tokens, labels, positions int64, mask float32, both offsets",
-}
+FULL = "full"
+FULL_IS = "full: int64 tokens, labels and positions, float32 mask, logical and physical offsets; every token is touched"
+DELIVERS = {Way.OURS: FULL, Way.LIMIT: "int32 tokens, offsets", Way.BASELINE: FULL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,12 +357,12 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name holds this: '4 DP, packhorse'")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="write the shards here, or find them here")
     asked = parser.parse_args()
-    console = Console()
+    out = console()
     with tempfile.TemporaryDirectory() as folder:
         for table in measured_tables(
             asked.data or Path(folder), quick=asked.quick, repeats=asked.repeats, only=asked.only
         ):
-            console.print(table)
+            out.print(table)
 
 
 if __name__ == "__main__":
