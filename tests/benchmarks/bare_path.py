@@ -66,12 +66,17 @@ def send_packs(endpoint: str, paths: Sequence[Path], capacity: int, data: int, t
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.bind(endpoint)
     readers = [bytes([1, rank]) for rank in range(data * tensor)]
-    credits = dict.fromkeys(readers, 0)
+    credits, staying = dict.fromkeys(readers, 0), set(readers)
+
+    def hear() -> None:
+        peer, more = router.recv_multipart()
+        credits[peer] += more[0] if more else 0
+        if not more:
+            staying.remove(peer)
 
     def send(reader: bytes, *frames: bytes | bytearray) -> None:
         while not credits[reader] or router.poll(0):
-            peer, more = router.recv_multipart()
-            credits[peer] += more[0]
+            hear()
         credits[reader] -= 1
         router.send_multipart([reader, *frames], copy=False)
 
@@ -82,10 +87,8 @@ def send_packs(endpoint: str, paths: Sequence[Path], capacity: int, data: int, t
             send(peer, offsets, pack.ids)
     for peer in readers:
         send(peer, b"", b"")
-    leaving = set(readers)
-    while leaving:  # a socket that closes with credits unread would take back what is under way
-        peer, said = router.recv_multipart()
-        leaving -= {peer} if not said else set()
+    while staying:  # a socket that closes with credits unread would take back what is under way
+        hear()
     router.close()
     context.term()
 

@@ -31,6 +31,7 @@ __all__ = ["tables"]
 MIB = 1 << 20
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24  # of a sparkline
+SHARDS, SAMPLES = 16, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,17 @@ class Case:
     packs: int = 4  # of each rank in a step
     settings: dict[str, Any] = field(default_factory=dict)
     pause_s: float = 0.0
+    sources: int = 1
+    sample_ids: int = 500  # in the mean
 
     def config(self, shards: TokenShards) -> dict[str, Any]:
+        source = {"shards": f"{shards.folder}/{PATTERN}", "epochs": "endless"}
         contract = {"seq_length": self.seq_length, "global_batch_size": self.packs * self.ranks}
         return {
             "listen": "tcp://127.0.0.1:*",
             "layout": {"data": self.ranks},
             "contract": {**contract, "vocab_size": VOCAB_SIZE},
-            "sources": {"shards": {"shards": f"{shards.folder}/{PATTERN}", "epochs": "endless"}},
+            "sources": {f"source{number}": source for number in range(self.sources)},
             "loading": {"workers": 0},
             **self.settings,
         }
@@ -63,8 +67,14 @@ CASES = (
     Case("4 ranks, 2 loaders", 4, packs=16, settings={"loading": {"workers": 2}}),
     Case("4 ranks, window of 4 steps", 4, packs=16, settings={"packing": {"window": 4}}),
     Case("4 ranks, L = 65,536", 4, seq_length=65_536),
+    Case("4 ranks, 16 sources", 4, packs=16, sources=16),
+    Case("4 ranks, samples of 100 ids", 4, packs=16, sample_ids=100),
     Case("64 ranks", 64),
+    Case("64 ranks, steps of 1,024 packs", 64, packs=16),
 )
+
+
+QUICK = tuple(case for case in CASES if case.name in ("1 rank", "4 ranks", "64 ranks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +120,15 @@ def slope(seen: Sequence[tuple[float, int]]) -> float:
     return float(np.polyfit(half[:, 0], half[:, 1], 1)[0])
 
 
-def memory_table(shards: TokenShards, cases: Sequence[Case], seconds: float) -> Table:
+def memory_table(folder: Path, cases: Sequence[Case], seconds: float) -> Table:
     columns = ("server peak MiB", "bound MiB", "of it", "slope MiB/min", "server over time", "ranks peak MiB", "Mtok")
-    table = Table("", *columns, title=f"Memory over {seconds:.0f} s, log-normal samples of 500 ids in the mean")
-    table.caption = "over time: from 0 to the highest of the case; ranks: all in one process"
+    table = Table("", *columns, title=f"Memory over {seconds:.0f} s")
+    table.caption = (
+        "log-normal samples of 500 ids in the mean; bound: what check prints; over time: from 0 to the highest of the "
+        "case; ranks: all in one process"
+    )
     for case in cases:
+        shards = TokenShards.written(folder / str(case.sample_ids), SHARDS, SAMPLES, case.sample_ids)
         seen = watch(case, shards, seconds)
         peak = max(size for _, size in seen.server)
         table.add_row(
@@ -133,13 +147,12 @@ def memory_table(shards: TokenShards, cases: Sequence[Case], seconds: float) -> 
 def tables(*, quick: bool = False, seconds: float | None = None) -> Iterator[Table]:
     """On data in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
-        shards = TokenShards.written(Path(folder), 16, 1024)
-        yield memory_table(shards, CASES, seconds or (5.0 if quick else 30.0))
+        yield memory_table(Path(folder), QUICK if quick else CASES, seconds or (5.0 if quick else 30.0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="5 seconds for each row, not 30")
+    parser.add_argument("--quick", action="store_true", help="three rows, 5 seconds for each, not 30")
     parser.add_argument("--seconds", type=float, metavar="N", help="for each row")
     asked = parser.parse_args()
     out = console()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import webdataset
 
 from tests.benchmarks.consuming import Tally
@@ -14,7 +15,7 @@ from tests.benchmarks.consuming import Tally
 __all__ = ["PATTERN", "VOCAB_SIZE", "TokenShards"]
 
 SEED = 20261129
-MEAN, SIGMA = 500.0, 1.2  # ids of a sample, log-normal
+MEAN, SIGMA = 500, 1.2  # ids of a sample, log-normal
 SHORTEST, LONGEST = 8, 8192
 VOCAB_SIZE = 50_000
 PATTERN = "part-*.tar"
@@ -34,10 +35,10 @@ class TokenShards:
         return sorted(self.folder.glob(PATTERN))
 
     @classmethod
-    def written(cls, folder: Path, shards: int, samples: int) -> TokenShards:
-        """Write them, unless the folder holds them from an earlier run."""
+    def written(cls, folder: Path, shards: int, samples: int, mean: int = MEAN) -> TokenShards:
+        """Write them, unless the folder holds them from an earlier run. ``mean``: ids of a sample."""
         manifest = folder / "manifest.json"
-        wanted = {"seed": SEED, "shards": shards, "samples": samples}
+        wanted = {"seed": SEED, "shards": shards, "samples": samples, "mean": mean}
         if manifest.exists():
             found = json.loads(manifest.read_text())
             if {name: found.get(name) for name in wanted} == wanted:
@@ -48,13 +49,13 @@ class TokenShards:
         random = np.random.default_rng(SEED)
         tally = Tally()
         for shard in range(shards):
-            tally = tally + _write(folder / f"part-{shard:06d}.tar", shard * samples, samples, random)
+            lengths = random.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, samples)
+            tally = tally + _write(folder / f"part-{shard:06d}.tar", shard * samples, lengths, random)
         manifest.write_text(json.dumps({**wanted, "tally": asdict(tally)}))
         return cls(folder, shards, samples, tally)
 
 
-def _write(path: Path, first: int, samples: int, random: np.random.Generator) -> Tally:
-    lengths = random.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, samples)
+def _write(path: Path, first: int, lengths: npt.NDArray[np.float64], random: np.random.Generator) -> Tally:
     tally = Tally()
     # Times are integers, as `packhorse prepare` writes them: for a float each member gets a PAX header of its own.
     with webdataset.TarWriter(str(path), mtime=0) as writer:

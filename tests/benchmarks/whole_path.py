@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.table import Table
@@ -264,14 +264,14 @@ def whole_path_tables(runs: Runs, shards: TokenShards) -> Iterator[Table]:
             "delivers",
         )
         table = Table("", *columns, title=title)
-        for row, found in sorted(of_shape.items(), key=lambda item: _middle(item[1], PER_MILLION)):
+        for row, found in sorted(of_shape.items(), key=lambda item: PER_MILLION.of(item[1])):
             table.add_row(
                 row.name,
-                f"{_middle(found, PER_MILLION):.4f}",
-                f"{_middle(found, FEEDING):.4f}",
-                f"{_middle(found, SPEED):.1f}",
-                f"{_middle(found, FIRST):.2f}",
-                f"{_middle(found, PEAK) / 1e6:.0f}",
+                f"{PER_MILLION.of(found):.4f}",
+                f"{FEEDING.of(found):.4f}",
+                f"{SPEED.of(found):.1f}",
+                f"{FIRST.of(found):.2f}",
+                f"{PEAK.of(found) / 1e6:.0f}",
                 str(_processes(row)),
                 "yes" if all(each.exact for each in found) else "NO",
                 DELIVERS[row.way],
@@ -282,16 +282,22 @@ def whole_path_tables(runs: Runs, shards: TokenShards) -> Iterator[Table]:
 
 COLUMNS = ("CPU-s/Mtok", "of it feeding", "Mtok/s", "first s", "peak MB", "processes", "exactly once", "delivers")
 
-Figure = Callable[[Measured], float]
-PER_MILLION: Figure = lambda run: run.per_million  # noqa: E731
-FEEDING: Figure = lambda run: run.feeding_s / run.tokens * 1e6  # noqa: E731
-SPEED: Figure = lambda run: run.speed  # noqa: E731
-FIRST: Figure = lambda run: run.first_s  # noqa: E731
-PEAK: Figure = lambda run: run.peak_bytes  # noqa: E731
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a row: the median of its runs."""
+
+    of_run: Callable[[Measured], float]
+
+    def of(self, found: Iterable[Measured]) -> float:
+        return median(map(self.of_run, found))
 
 
-def _middle(found: Iterable[Measured], figure: Figure) -> float:
-    return median(map(figure, found))
+PER_MILLION = Figure(lambda run: run.per_million)
+FEEDING = Figure(lambda run: run.feeding_s / run.tokens * 1e6)
+SPEED = Figure(lambda run: run.speed)
+FIRST = Figure(lambda run: run.first_s)
+PEAK = Figure(lambda run: run.peak_bytes)
 
 
 def _processes(row: Row) -> int:
@@ -303,35 +309,51 @@ def _processes(row: Row) -> int:
     }[row.way]
 
 
+class Target(NamedTuple):
+    """A figure of one shape that must hold."""
+
+    figure: str
+    measured: float
+    wanted: float
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.wanted if self.at_most else self.measured >= self.wanted
+
+
 def targets_table(runs: Runs) -> Table:
     """What must hold, by the best row of each way."""
     table = Table("shape", "figure", "measured", "must be", "", title="Shards to micro-batches: what must hold")
     for shape in dict.fromkeys(row.shape for row in runs):
-        best = {
-            way: min(_middle(found, PER_MILLION) for row, found in runs.items() if (row.way, row.shape) == (way, shape))
-            for way in Way
-            if any((row.way, row.shape) == (way, shape) for row in runs)
-        }
-        ours = [found for row, found in runs.items() if (row.way, row.shape) == (Way.OURS, shape)]
-        if not ours:
-            continue
-        tensor = shape.endswith("TP")
-        figures = {
-            "CPU-s/Mtok": (best[Way.OURS], 0.06, True),
-            "of the limit": (best[Way.OURS] / best[Way.LIMIT], 3.0, True) if Way.LIMIT in best else None,
-            "times less than the baseline": (best[Way.BASELINE] / best[Way.OURS], 20.0 if tensor else 8.0, False)
-            if Way.BASELINE in best
-            else None,
-            "Mtok/s": (max(_middle(found, SPEED) for found in ours), 25.0, False),
-            "first micro-batch, s": (max(_middle(found, FIRST) for found in ours), 2.0, True),
-        }
-        for name, figure in figures.items():
-            if figure is not None:
-                measured, wanted, at_most = figure
-                met = measured <= wanted if at_most else measured >= wanted
-                sign = "≤" if at_most else "≥"
-                table.add_row(shape, name, f"{measured:.3g}", f"{sign} {wanted:g}", "met" if met else "missed")
+        for target in targets({row: found for row, found in runs.items() if row.shape == shape}):
+            sign = "≤" if target.at_most else "≥"
+            met = "met" if target.met else "[bold red]missed[/]"
+            table.add_row(shape, target.figure, f"{target.measured:.3g}", f"{sign} {target.wanted:g}", met)
     return table
+
+
+def targets(runs: Runs) -> Iterator[Target]:
+    """Of one shape; a ratio only where both of its sides were run."""
+    best = {way: min(PER_MILLION.of(found) for row, found in runs.items() if row.way is way) for way in _ways(runs)}
+    ours = [found for row, found in runs.items() if row.way is Way.OURS]
+    if not ours:
+        return
+    tensor_parallel = all(row.tensor > 1 for row in runs)
+    if Way.BASELINE in best:
+        yield Target(
+            "times less CPU than the baseline", best[Way.BASELINE] / best[Way.OURS], 20 if tensor_parallel else 8
+        )
+    if not tensor_parallel:
+        if Way.LIMIT in best:
+            yield Target("times the CPU of the limit", best[Way.OURS] / best[Way.LIMIT], 3, at_most=True)
+        yield Target("CPU-s/Mtok", best[Way.OURS], 0.06, at_most=True)
+        yield Target("Mtok/s on 2 cores", max(map(SPEED.of, ours)), 25)
+    yield Target("first micro-batch, s", max(map(FIRST.of, ours)), 2, at_most=True)
+
+
+def _ways(runs: Runs) -> list[Way]:
+    return list(dict.fromkeys(row.way for row in runs))
 
 
 # One command ---------------------------------------------------------------------------------------------
