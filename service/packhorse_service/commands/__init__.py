@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from contextlib import ExitStack
@@ -95,6 +96,7 @@ def serve(
         for stream in plans:
             readers = len(readers_of(stream.layout, stream.contract.readers))
             log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
+        gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
 
