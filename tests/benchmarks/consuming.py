@@ -13,7 +13,7 @@ from tests.benchmarks.children import be_child
 
 __all__ = ["Tally", "consume", "looked_at", "tally_of"]
 
-CHECK_EVERY = 50  # micro-batches, of which one is looked at closely
+CHECK_EVERY = 200  # micro-batches, of which one is looked at closely
 FIELDS = {
     "tokens": "int64",
     "labels": "int64",

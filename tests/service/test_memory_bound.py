@@ -43,7 +43,7 @@ def parts(path: Path) -> dict[str, int]:
 def test_every_part_that_a_setting_decides_grows_with_that_setting(tmp_path: Path) -> None:
     usual = parts(feed(tmp_path))
     sources = {"docs": {"shards": "no-such.tar", "open_shards": 32}}
-    for part, settings in {
+    grown: dict[Part, dict[str, Any]] = {
         Part.STEPS: {"steps_ahead": 8},
         Part.MAKING: {"contract": {"global_batch_size": 64}},
         Part.DELIVERY: {"layout": {"tensor": 4}},
@@ -52,7 +52,8 @@ def test_every_part_that_a_setting_decides_grows_with_that_setting(tmp_path: Pat
         Part.WINDOW: {"packing": {"window": 4}},
         Part.BLOCKS: {"sources": sources},
         Part.LOADERS: {"loading": {"workers": 8}},
-    }.items():
+    }
+    for part, settings in grown.items():
         more = parts(feed(tmp_path, **settings))
         assert more[part] > usual.get(part, 0), part
         assert all(more[other] >= size for other, size in usual.items()), part
