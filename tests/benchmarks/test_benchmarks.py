@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 
 from tests.benchmarks import bare_path
+from tests.benchmarks.__main__ import CHAPTERS, chapter
 from tests.benchmarks.consuming import Tally
 from tests.benchmarks.measuring import MemoryWatch, cpu_seconds, family, markdown, pss_bytes
 from tests.benchmarks.memory import BARS, WIDTH, slope, sparkline
@@ -105,3 +108,18 @@ def test_memory_over_time_is_drawn_from_nothing_to_the_top_and_has_a_slope() -> 
     assert line[0] == BARS[1]
     assert line[-1] == BARS[-1]
     assert slope(seen) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_each_benchmark_of_the_one_command_gives_tables(name: str) -> None:
+    module = import_module(f"tests.benchmarks.{name}")
+    assert "quick" in signature(module.tables).parameters
+    assert f"python -m tests.benchmarks.{name}" in str(module.__doc__)
+
+
+def test_a_chapter_of_the_document_says_how_to_get_its_tables() -> None:
+    table = Table("name", title="What holds")
+    table.add_row("a")
+    text = chapter("memory", "Memory over time.", [table])
+    assert text.startswith("## Memory\n\n`python -m tests.benchmarks.memory`: Memory over time.\n")
+    assert text.endswith("### What holds\n\n| name |\n| --- |\n| a |\n")
