@@ -29,6 +29,7 @@ from packhorse_service.memory_bound import (
     MASK_BYTES,
     MemoryBound,
     human,
+    local_sizes,
     refuse_over_limit,
     server_memory,
     stream_memory,
@@ -114,7 +115,7 @@ def check_config(
     if lengths is not None:
         derived["lengths"] = fill_bound(lengths, contract)
     not_checked = unchecked(Case(layout, contract, facts, reader.window))
-    memory = stream_memory(config, base, contract, layout)
+    memory = stream_memory(config, base, contract, layout, local_sizes(config, base))
     return Report(tuple(violations), tuple(not_checked), derived, memory)
 
 

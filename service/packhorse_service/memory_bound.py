@@ -7,6 +7,7 @@ longer, none longer than a block, and ids that are stored in two bytes or more. 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from packhorse_service.offer import readers_of
 from packhorse_service.packers import DEFAULT_LOOKAHEAD
 from packhorse_service.sources.shards import expand_shards
 
-__all__ = ["MemoryBound", "Part", "human", "refuse_over_limit", "server_memory", "stream_memory"]
+__all__ = ["MemoryBound", "Part", "human", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
+
+ShardSizes = Mapping[str, Sequence[int]]  # bytes of each shard, by the name of its source
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -126,7 +129,9 @@ def human(size: int) -> str:
 # One stream ------------------------------------------------------------------------------------------------
 
 
-def stream_memory(config: ServeConfig, base: Path, contract: ResolvedContract, layout: ParallelLayout) -> MemoryBound:
+def stream_memory(
+    config: ServeConfig, base: Path, contract: ResolvedContract, layout: ParallelLayout, sizes: ShardSizes
+) -> MemoryBound:
     """What one stream adds; ``config`` is that stream's, with paths relative to ``base``."""
     step = _Step.of(contract, layout)
     lookahead = (config.packing.lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)) + 1
@@ -141,7 +146,7 @@ def stream_memory(config: ServeConfig, base: Path, contract: ResolvedContract, l
         Part.LOOKAHEAD: _waiting(lookahead * contract.seq_length),
         Part.WINDOW: window * _waiting(step.slots) if window > 1 else 0,
         Part.BLOCKS: open_shards * BLOCKS_PER_SHARD * BLOCK_GROWTH * block,
-        Part.KEYS: _keys_of_open_shards(config, base),
+        Part.KEYS: _keys_of_open_shards(config, sizes),
         Part.LOADERS: _loaders(config),
         Part.TOKENIZER: _tokenizers(config, base),
     }
@@ -166,15 +171,19 @@ def _tokenizers(config: ServeConfig, base: Path) -> int:
     return (1 + config.loading.workers) * (TOKENIZER_BYTES + TOKENIZER_GROWTH * size)
 
 
-def _keys_of_open_shards(config: ServeConfig, base: Path) -> int:
-    """To find a key that is given twice. Nothing where shards cannot be listed: ``serve`` then refuses them."""
-    found = 0
-    for source in config.sources.values():
-        try:
-            sizes = [shard.size for shard in expand_shards(source.shards, base)]
-        except SourceError:
-            continue
-        found += sum(nlargest(source.open_shards, sizes)) // MEMBER_BYTES * KEY_BYTES
+def _keys_of_open_shards(config: ServeConfig, sizes: ShardSizes) -> int:
+    """To find a key that is given twice."""
+    largest = (nlargest(source.open_shards, sizes.get(name, ())) for name, source in config.sources.items())
+    return sum(map(sum, largest)) // MEMBER_BYTES * KEY_BYTES
+
+
+def local_sizes(config: ServeConfig, base: Path) -> ShardSizes:
+    """Of the shards that can be listed without a network; what cannot be found is left out."""
+    found: dict[str, list[int]] = {}
+    for name, source in config.sources.items():
+        with contextlib.suppress(SourceError):  # it is `serve` that refuses them
+            local = [pattern for pattern in source.shards if "://" not in pattern]
+            found[name] = [shard.size for shard in expand_shards(local, base)] if local else []
     return found
 
 

@@ -90,6 +90,11 @@ def test_keys_of_open_shards_are_counted_by_the_size_of_the_largest(tmp_path: Pa
     assert Part.KEYS not in parts(feed(tmp_path))
 
 
+def test_a_remote_shard_is_not_asked_for_by_check(tmp_path: Path) -> None:
+    path = feed(tmp_path, sources={"docs": {"shards": ["no-such-scheme://bucket/a.tar"]}})
+    assert Part.KEYS not in parts(path)
+
+
 def test_a_tokenizer_is_held_by_the_server_and_by_each_loader(tmp_path: Path) -> None:
     save_tiny_tokenizer(tmp_path / "tokenizer.json")
     held = [

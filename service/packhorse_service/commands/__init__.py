@@ -18,10 +18,10 @@ from packhorse_service.checking import as_json, check_streams, explain_rule, loa
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
-from packhorse_service.config import load_config
-from packhorse_service.memory_bound import refuse_over_limit, server_memory, stream_memory
+from packhorse_service.config import ServeConfig, load_config
+from packhorse_service.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
 from packhorse_service.offer import readers_of
-from packhorse_service.pipeline import make_engine
+from packhorse_service.pipeline import StreamPlan, make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
@@ -72,13 +72,7 @@ def serve(
     _log_to_stderr(log_level)
     described = load_config(config)
     plans = plan_streams(described, config.parent)
-    refuse_over_limit(
-        described,
-        server_memory(
-            stream_memory(described.of_stream(stream.name), config.parent, stream.contract, stream.layout)
-            for stream in plans
-        ),
-    )
+    refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
     with ExitStack() as engines:
@@ -99,6 +93,11 @@ def serve(
         gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
+
+
+def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:
+    sizes = {source.plan.name: [shard.size for shard in source.shards] for source in stream.sources}
+    return stream_memory(described.of_stream(stream.name), base, stream.contract, stream.layout, sizes)
 
 
 @app.command()
