@@ -27,6 +27,15 @@ from packhorse.rules.document import explain
 from packhorse_service.config import TRAIN, ServeConfig
 from packhorse_service.keys import load_clients
 from packhorse_service.listening import require_private
+from packhorse_service.memory_bound import (
+    MASK_BYTES,
+    MemoryBound,
+    human,
+    local_sizes,
+    refuse_over_limit,
+    server_memory,
+    stream_memory,
+)
 from packhorse_service.offer import readers_of
 from packhorse_service.pipeline import open_tokenizer, resolve_contract
 from packhorse_service.streams import each_stream
@@ -46,8 +55,6 @@ __all__ = [
 ]
 
 Lengths = npt.NDArray[np.int64]
-MASK_BYTES = 1 / 8  # the loss mask travels as bits
-LOADED_BYTES = 4 + 1  # an id and its mask, before rows are built
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class Report:
     violations: tuple[Violation, ...]
     not_checked: tuple[Unchecked, ...]
     derived: Mapping[str, Any]
+    memory: MemoryBound  # of this stream alone
     further: Mapping[str, Report] = field(default_factory=dict)  # of further streams, by name
 
     @property
@@ -72,9 +80,10 @@ def check_streams(
     world_size: int | None = None,
     lengths: Lengths | None = None,
 ) -> Report:
-    """Check a configuration with all its streams; ``lengths`` are of training samples. Raises as ``check_config``.
+    """Check a configuration with all its streams; ``lengths`` are of training samples.
 
-    A trainer's file declares the contract of its training; its facts hold for every stream.
+    A trainer's file declares the contract of its training; its facts hold for every stream. Raises as
+    ``check_config``, and ``ConfigError`` where the server may hold more than ``memory_limit``.
     """
     facts = None if trainer is None else TrainerFile(trainer=trainer.trainer)
 
@@ -84,7 +93,14 @@ def check_streams(
         return check_config(config.of_stream(name), base, facts, world_size)
 
     reports = each_stream(config, report)
-    return replace(reports.pop(TRAIN), further=reports)
+    memory = server_memory(report.memory for report in reports.values())
+    refuse_over_limit(config, memory)
+    first = reports.pop(TRAIN)
+    sizes = {
+        "memory_bound_bytes": memory.total,
+        "memory_bytes": {str(part): size for part, size in memory.parts.items()},
+    }
+    return replace(first, derived={**first.derived, **sizes}, further=reports)
 
 
 def check_access(config: ServeConfig, base: Path, *, insecure: bool = False) -> None:
@@ -120,20 +136,16 @@ def check_config(
     declared = replace(reader.contract, trainer=facts)
     violations = compare(declared, reader.layout or layout, reader.window, contract, layout)
     check_window(config.packing.window, contract)
-    derived = _derived(contract, layout, config.steps_ahead, config.packing.window)
+    derived = _derived(contract, layout)
     if lengths is not None:
         derived["lengths"] = fill_bound(lengths, contract)
     not_checked = unchecked(Case(layout, contract, facts, reader.window))
-    return Report(tuple(violations), tuple(not_checked), derived)
+    memory = stream_memory(config, base, contract, layout, local_sizes(config, base))
+    return Report(tuple(violations), tuple(not_checked), derived, memory)
 
 
-def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: int, window: int) -> dict[str, Any]:
+def _derived(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
     """What follows from the layout and the contract; sizes in slots and bytes."""
-    per_token = _wire_bytes_per_token(contract, layout)
-    dense_rows = 1 if contract.packed else contract.micro_batch_size
-    step_slots = contract.num_microbatches(layout) * layout.data * dense_rows * contract.max_width
-    # Steps made ahead are framed; the others of a window hold their packs as they were loaded.
-    held = (steps_ahead + 1) * step_slots * per_token + (window - 1) * step_slots * LOADED_BYTES
     return {
         "layout": str(layout),
         "world_size": layout.world_size,
@@ -146,8 +158,7 @@ def _derived(contract: ResolvedContract, layout: ParallelLayout, steps_ahead: in
         "row_slots": contract.max_width,
         "fixed_width": contract.fixed_width or not contract.packed,
         "num_microbatches": contract.num_microbatches(layout),
-        "wire_bytes_per_token": per_token,
-        "held_bytes": round(held),
+        "wire_bytes_per_token": _wire_bytes_per_token(contract, layout),
     }
 
 
@@ -230,8 +241,9 @@ def _show_stream(report: Report, console: Console) -> None:
     facts = Table("follows from the layout", "", show_edge=False)
     for name, value in report.derived.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        shown = human if name.endswith("_bytes") else str
         for part, each in inner:
-            facts.add_row(f"{name} {part}".strip().replace("_", " "), _plain(str(each)))
+            facts.add_row(f"{name.removesuffix('_bytes')} {part}".strip().replace("_", " "), _plain(shown(each)))
     console.print(facts)
     for rule, missing in report.not_checked:
         console.print(f"[dim]not checked: {rule}, as nobody declared {', '.join(missing)}[/]", highlight=False)

@@ -19,6 +19,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     PlainValidator,
@@ -222,6 +223,7 @@ class ServeConfig(Section):
     streams: dict[str, StreamConfig] = {}  # further ones
     resume: ResumeConfig = ResumeConfig()
     steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
+    memory_limit: ByteSize | None = Field(default=None, gt=0)  # 8GiB, 500MB, or bytes; what may be more is refused
     # A reader that nothing was heard from for so long is looked for where the endpoint's name points by then.
     rejoin_after_s: float = Field(default=60.0, ge=2, allow_inf_nan=False)
     keys: bool = False  # send each segment's (source, shard, key)

@@ -10,7 +10,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.decreasing import DecreasingPacker
 from packhorse_service.packing import Packer, PackingAlgorithm, PackingPlan
 
-__all__ = ["LookaheadPacker", "packer_for", "packing_plan"]
+__all__ = ["DEFAULT_LOOKAHEAD", "LookaheadPacker", "packer_for", "packing_plan"]
 
 DEFAULT_LOOKAHEAD = 64  # packs' worth
 

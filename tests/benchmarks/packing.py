@@ -8,7 +8,6 @@ runs, of this machine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 
 from packhorse.contract import BatchContract, ResolvedContract, resolve
@@ -29,6 +27,7 @@ from packhorse_service.planning import CostModel, deal_window, plan_step
 from packhorse_service.row_building import build_rows
 from packhorse_service.stream import Piece
 from tests.benchmarks import plain_packers
+from tests.benchmarks.measuring import best_cpu_seconds, console
 from tests.benchmarks.plain_packers import per_chunk
 from tests.length_streams import (
     LONG,
@@ -47,7 +46,6 @@ from tests.length_streams import (
 
 SAMPLES = 60_000
 CAPACITIES = (4096, 8192, 32_768)
-REPEATS = 5
 
 PLAIN: dict[str, Callable[[Sequence[int], int], list[list[int]]]] = {
     "next-fit": plain_packers.next_fit,
@@ -60,16 +58,6 @@ def ours(sizes: Sequence[int], capacity: int, lookahead: float, *, drain: bool =
     """Packs of the product, as samples; ``lookahead`` in packs' worth."""
     plan = PackingPlan(capacity=capacity, lookahead=int(lookahead * capacity))
     return list(packs_of(sizes, Packer(plan), drain=drain))
-
-
-def seconds(run: Callable[[], object]) -> float:
-    """CPU seconds of the best of several runs."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        start = time.process_time()
-        run()
-        best = min(best, time.process_time() - start)
-    return best
 
 
 def fill_of_sizes(packs: Sequence[Sequence[int]], capacity: int) -> float:
@@ -199,10 +187,10 @@ def speed_table() -> Table:
     """Sequences a second on one core."""
     table = Table("", "M sequences/s", "ours over it", title="Log-normal, L = 8,192; W = 64 for ours; lengths only")
     sizes: list[int] = log_normal(SAMPLES, 8192).tolist()
-    own = seconds(lambda: ours(sizes, 8192, 64))
+    own = best_cpu_seconds(lambda: ours(sizes, 8192, 64))
     table.add_row("ours", f"{len(sizes) / own / 1e6:.2f}", "1.00")
     for name, pack in PLAIN.items():
-        taken = seconds(partial(pack, sizes, 8192))
+        taken = best_cpu_seconds(partial(pack, sizes, 8192))
         table.add_row(name, f"{len(sizes) / taken / 1e6:.2f}", f"{taken / own:.2f}")
     return table
 
@@ -218,9 +206,9 @@ def rows_table() -> Table:
         for masked in (False, True):
             steps = _steps_of_pieces(capacity, masked)
             row_bytes = sum(array.nbytes for array in delivered(build_rows(steps[0], contract, NO_KEYS)[0]))
-            building = seconds(partial(_build, steps, contract))
+            building = best_cpu_seconds(partial(_build, steps, contract))
             source, target = (np.ones(64 * row_bytes, np.uint8) for _ in range(2))
-            copying = seconds(partial(_copy, len(steps), source, target))
+            copying = best_cpu_seconds(partial(_copy, len(steps), source, target))
             written = len(steps) * 64 * row_bytes
             table.add_row(
                 f"{capacity:,}",
@@ -277,10 +265,19 @@ def _steps_of_pieces(capacity: int, masked: bool) -> list[list[list[Segment]]]:
     return [packs[start : start + 64] for start in range(0, min(len(packs) - 63, 1024), 64)]
 
 
+QUICK = (streams_table, speed_table, rows_table)
+ALL = (streams_table, files_table, alignment_table, mixture_table, balance_table, speed_table, rows_table)
+
+
+def tables(*, quick: bool = False) -> Iterator[Table]:
+    """Fill, order, balance and speed; ``quick``: the first and the last only."""
+    return (table() for table in (QUICK if quick else ALL))
+
+
 def main() -> None:
-    console = Console()
-    for table in (streams_table, files_table, alignment_table, mixture_table, balance_table, speed_table, rows_table):
-        console.print(table())
+    out = console()
+    for table in tables():
+        out.print(table)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from packhorse_service.blocks import BlockRequest, TokenBlock
@@ -35,6 +34,7 @@ from packhorse_service.snapshot import (
     encode_snapshot,
 )
 from packhorse_service.stream import PIECES_LIMIT, SampleStream
+from tests.benchmarks.measuring import console
 from tests.service.corpus import MemoryCorpus, make_plan, write_shard
 
 CAPACITY = 8192
@@ -195,13 +195,19 @@ def _drawn_again(pipeline: Pipeline, snapshot: bytes) -> int:
     return sum(era.draws for era in decode_snapshot(snapshot, plan.identity, first).place.eras)
 
 
+def tables(*, quick: bool = False) -> Iterator[Table]:
+    """Size, cost and resuming, which takes half a minute."""
+    yield cost_table()
+    yield worst_table()
+    if not quick:
+        with tempfile.TemporaryDirectory() as folder:
+            yield resume_table(Path(folder))
+
+
 def main() -> None:
-    console = Console()
-    tables: list[Callable[[], Table]] = [cost_table, worst_table]
-    for table in tables:
-        console.print(table())
-    with tempfile.TemporaryDirectory() as folder:
-        console.print(resume_table(Path(folder)))
+    out = console()
+    for table in tables():
+        out.print(table)
 
 
 if __name__ == "__main__":

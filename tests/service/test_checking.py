@@ -90,16 +90,9 @@ def test_derived_shows_what_follows_from_the_layout(tmp_path: Path) -> None:
         "fixed_width": True,
         "num_microbatches": 8,
         "wire_bytes_per_token": 2.125,
-        "held_bytes": 3 * 16 * 4096 * 2.125,
     }
     assert {name: derived[name] for name in expected} == expected
     assert {"rule": "MTP", "missing": ["mtp_num_layers"]} in derived["not_checked"]
-
-
-def test_a_window_holds_the_packs_of_its_other_steps_as_they_were_loaded(tmp_path: Path) -> None:
-    held = [report(feed(tmp_path, packing={"window": window}))["derived"]["held_bytes"] for window in (1, 2, 4)]
-    step_slots = 16 * 4096
-    assert held == [3 * step_slots * 2.125 + step_slots * 5 * more for more in (0, 1, 3)]
 
 
 def test_a_window_where_all_rows_cost_the_same_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from contextlib import ExitStack
@@ -20,12 +21,13 @@ from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.tapping import tap_command
-from packhorse_service.config import load_config
+from packhorse_service.config import ServeConfig, load_config
 from packhorse_service.keys import load_curve
 from packhorse_service.listening import is_private, require_private
+from packhorse_service.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
 from packhorse_service.offer import readers_of
 from packhorse_service.open_files import allow_open_files
-from packhorse_service.pipeline import make_engine
+from packhorse_service.pipeline import StreamPlan, make_engine
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
@@ -86,6 +88,7 @@ def serve(
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = None if described.curve is None else load_curve(described.curve, config.parent)
     plans = plan_streams(described, config.parent)
+    refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
     readers = sum(len(readers_of(stream.layout, stream.contract.readers)) for stream in plans)
@@ -107,8 +110,14 @@ def serve(
         for stream in plans:
             readers = len(readers_of(stream.layout, stream.contract.readers))
             log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
+        gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
         with server.stopped_by_signals():
             return 0 if server.serve() else 1
+
+
+def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:
+    sizes = {source.plan.name: [shard.size for shard in source.shards] for source in stream.sources}
+    return stream_memory(described.of_stream(stream.name), base, stream.contract, stream.layout, sizes)
 
 
 @app.command()

@@ -1,0 +1,177 @@
+"""What the benchmarks have in common: CPU and memory of a process and its children, facts of the machine, tables.
+
+Needs Linux: processes are read from ``/proc``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import zmq
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "MemoryWatch",
+    "best_cpu_seconds",
+    "console",
+    "cpu_seconds",
+    "family",
+    "machine_table",
+    "markdown",
+    "pss_bytes",
+]
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PROC = Path("/proc")
+NO_TERMINAL = 180  # columns
+
+
+# Processes ----------------------------------------------------------------------------------------------
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its living descendants."""
+    found, waiting = [], [pid]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += _children(found[-1])
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for path in (PROC / str(pid) / "task").glob("*/children") for child in _words(path)]
+    except OSError:  # it has ended meanwhile
+        return []
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds that a process and its children, living or waited for, have used."""
+    return sum(_used(member) for member in family(pid))
+
+
+def _used(pid: int) -> float:
+    try:
+        behind_name = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, behind_name[11:15])) / TICKS  # its own user and system time, and of its children
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Memory of these processes and their children, what they share counted once."""
+    return sum(_pss(member) for pid in pids for member in family(pid))
+
+
+def _pss(pid: int) -> int:
+    try:
+        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass  # it has ended meanwhile
+    return 0
+
+
+class MemoryWatch:
+    """Samples the memory of processes from a thread of its own while inside; ``seen`` is (seconds, bytes)."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]], every_s: float = 0.1) -> None:
+        self._pids, self._every_s = pids, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.seen: list[tuple[float, int]] = []
+
+    @property
+    def peak(self) -> int:
+        return max((size for _, size in self.seen), default=0)
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(self._every_s):
+            self.seen.append((time.monotonic() - began, pss_bytes(self._pids())))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def best_cpu_seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    """CPU seconds of this process for the best of several runs."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.process_time()
+        run()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+# The machine, and tables ----------------------------------------------------------------------------------
+
+
+def console() -> Console:
+    """For tables: as wide as they need where it is no terminal."""
+    out = Console()
+    return out if out.is_terminal else Console(width=NO_TERMINAL)
+
+
+def machine_table() -> Table:
+    """What a reader must know to compare figures."""
+    table = Table("machine", "")
+    for name, value in {
+        "processor": _processor(),
+        "cores": f"{os.cpu_count()}, of which {len(os.sched_getaffinity(0))} usable",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "Python": platform.python_version(),
+        "numpy": np.__version__,
+        "pyzmq, libzmq": f"{zmq.__version__}, {zmq.zmq_version()}",
+        "date": time.strftime("%Y-%m-%d"),
+    }.items():
+        table.add_row(name, value)
+    return table
+
+
+def _processor() -> str:
+    models = [line.partition(":")[2].strip() for line in _lines(PROC / "cpuinfo") if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def markdown(table: Table) -> str:
+    """A table for the documentation, its title and caption above and below."""
+    columns = [[_plain(column.header), *map(_plain, column.cells)] for column in table.columns]
+    header, *rows = zip(*columns, strict=True)
+    lines = [_row(header), _row(["---"] * len(header)), *map(_row, rows)]
+    title = [f"### {_plain(table.title)}", ""] if table.title else []
+    caption = ["", _plain(table.caption)] if table.caption else []
+    return "\n".join([*title, *lines, *caption, ""])
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
