@@ -23,8 +23,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
-__all__ = ["Admission", "Allowance", "Budget", "Limits", "Verdict"]
+__all__ = ["ACCEPTED_AHEAD", "Admission", "Allowance", "Budget", "Limits", "Verdict"]
 
+# Accepted before they are closed again. Where the limit of open files is reached, ZeroMQ tries in vain to accept
+# the next connection, at full speed and for ever.
+ACCEPTED_AHEAD = 4096
 CONNECTIONS_A_READER = 2  # its old connection may not have been noticed to be gone when the new one comes
 CONNECTIONS_BESIDE = 64  # whoever asks for a stream that is not here, tools, and jobs that wait to be next
 STORM_S = 5.0  # in which every connection may be replaced

@@ -14,6 +14,7 @@ import pytest
 from packhorse import BatchContract, ParallelLayout
 from tests.end_to_end.conftest import token_shards
 from tests.harness import DEADLINE_S, read_all, running_server, wait_until, write_config
+from tests.keys_on_disk import CURVE, make_keys
 
 __all__ = ["token_shards"]  # a fixture
 
@@ -139,8 +140,24 @@ def test_a_feed_that_cannot_be_served_is_the_servers_error(token_shards: Path) -
     assert "missing-*.tar" in failing(str(config), "--seconds", "1")
 
 
-def test_keys_are_refused_by_name() -> None:
-    assert "curve=True: this version of the load test has no keys" in failing("--curve")
+def test_ranks_with_keys_read_what_is_encrypted() -> None:
+    done = load_test(*SMALL, "--ranks", "2", "--seconds", "1", "--curve", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert result_of(done)["totals"]["micro_batches"] > 20
+
+
+def test_a_feed_that_has_keys_is_read_with_one_and_refused_without(token_shards: Path) -> None:
+    make_keys(token_shards / "keys")
+    settings = {"contract": CONTRACT, "layout": {"data": 2}, "sources": {"a": {"shards": "a-*.tar", "epochs": 100}}}
+    config = str(write_config(token_shards, curve=CURVE, **settings))
+    assert "has curve: give the ranks a key (key_file, or PACKHORSE_KEY_FILE)" in failing(config, "--seconds", "1")
+    key = str(token_shards / "keys" / "trainers.key")
+    assert load_test(config, "--seconds", "1", "--consume-ms", "5", "--key-file", key).returncode == 0
+
+
+def test_keys_of_synthetic_data_are_made_and_those_of_others_are_given(tmp_path: Path) -> None:
+    assert "synthetic data have no keys but those of curve" in failing("--key-file", str(tmp_path / "a.key"))
+    assert "those of endpoint come with key_file" in failing("--curve", "--endpoint", "tcp://127.0.0.1:1")
 
 
 def test_more_stopped_ranks_than_there_are_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from packhorse_service.loadtest.observing import TICKS, Usage, observe, observe_all
-from packhorse_service.loadtest.open_files import FILES_PER_RANK, allow_open_files, files_needed
+from packhorse_service.loadtest.running import FILES_A_RANK
+from packhorse_service.open_files import BESIDE_CONNECTIONS
 
 
 def process(proc: Path, pid: int, parent: int, ticks: int, kib: int, files: int = 0) -> None:
@@ -49,37 +49,15 @@ def test_it_sees_this_process() -> None:
     assert seen.open_files >= 3
 
 
-LIMITED = """
-import resource, sys
-from packhorse import ConfigError
-from packhorse_service.loadtest.open_files import allow_open_files
-soft, hard, needed = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-try:
-    allow_open_files(needed)
-    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-except ConfigError as error:
-    print(error)
-"""
-
-
-def limited(soft: int, hard: int, needed: int) -> str:
-    words = [sys.executable, "-c", LIMITED, *map(str, (soft, hard, needed))]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
-    assert limited(256, 4096, 3000) == "4096\n"
-
-
-def test_where_that_does_not_suffice_the_number_to_set_is_named() -> None:
-    refused = limited(256, 512, files_needed(1024))
-    assert "ulimit -Hn 7232" in refused
-    assert "may open 512" in refused
-    assert "--processes" in refused
-
-
-def test_enough_files_are_no_reason_to_complain() -> None:
-    allow_open_files(1)
-    assert files_needed(2) - files_needed(1) == FILES_PER_RANK
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0
+def test_ranks_that_need_more_files_than_may_be_open_are_refused_with_the_number_to_set() -> None:
+    script = (
+        "import resource, sys; from packhorse_service.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512)); sys.argv[1:] = sys.argv[1].split(); main()"
+    )
+    words = [sys.executable, "-c", script, "loadtest --ranks 1024 --processes 1 --seq-length 64 --mean-length 8"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1, said
+    assert f"ulimit -n {1024 * FILES_A_RANK + BESIDE_CONNECTIONS}" in said
+    assert "cannot be raised above 512" in said
+    assert "--processes" in said

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_service.admission import Admission, Allowance, Budget, Limits, Verdict
-from packhorse_service.open_files import ACCEPTED_AHEAD, BESIDE_CONNECTIONS
+from packhorse_service.admission import ACCEPTED_AHEAD, Admission, Allowance, Budget, Limits, Verdict
+from packhorse_service.open_files import BESIDE_CONNECTIONS
 
 LIMITS = Limits.for_readers(4)
 
@@ -237,7 +237,8 @@ def limits_after(soft: int, hard: int, connections: int) -> str:
         "from packhorse_service.open_files import allow_open_files\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
         "try:\n"
-        f"    print(allow_open_files({connections}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        f"    allowed = allow_open_files({connections}, ahead={ACCEPTED_AHEAD})\n"
+        "    print(allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "except ConfigError as error:\n"
         "    print(error)\n"
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
-from packhorse_service.admission import Limits
+from packhorse_service.admission import ACCEPTED_AHEAD, Limits
 from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.keys import keygen_command
 from packhorse_service.commands.loadtest import loadtest
@@ -92,7 +92,7 @@ def serve(
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
     readers = sum(len(readers_of(stream.layout, stream.contract.readers)) for stream in plans)
-    allow_open_files(Limits.for_readers(readers).connections)
+    allow_open_files(Limits.for_readers(readers).connections, ahead=ACCEPTED_AHEAD)
     with ExitStack() as engines:
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:

@@ -24,6 +24,7 @@ class Job:
 
     kind: Literal["job"] = "job"
     endpoint: str
+    key_file: str | None  # of all ranks, where the server has keys
     layout: ParallelLayout
     contract: BatchContract
     ranks: tuple[int, ...]

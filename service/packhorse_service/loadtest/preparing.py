@@ -10,9 +10,12 @@ from pathlib import Path
 
 from packhorse.contract import BatchContract, Readers
 from packhorse.errors import ConfigError
+from packhorse.keys import KEY_FILE, find_client_key
 from packhorse.layout import ParallelLayout
 from packhorse_service.checking import check_streams
 from packhorse_service.config import ServeConfig, load_config
+from packhorse_service.keygen import make_client, make_server
+from packhorse_service.keys import ALL
 from packhorse_service.loadtest.messages import Job
 from packhorse_service.loadtest.outcome import Setting
 from packhorse_service.loadtest.scenario import Scenario, SyntheticConfig, Transport
@@ -29,6 +32,7 @@ class Plan:
     scenario: Scenario
     feed: Path | None  # what the server serves; ``None`` where it runs already
     data: str
+    key_file: Path | None
     layout: ParallelLayout
     contract: BatchContract
     ranks: tuple[int, ...]  # those that connect
@@ -50,6 +54,7 @@ class Plan:
         scenario = self.scenario
         return Job(
             endpoint=endpoint,
+            key_file=None if self.key_file is None else str(self.key_file.absolute()),
             layout=self.layout,
             contract=self.contract,
             ranks=tuple(ranks),
@@ -89,15 +94,19 @@ class Plan:
 
 def prepare(scenario: Scenario, folder: Path) -> Plan:
     """Decide everything; synthetic shards are written to ``folder``. Raises ``ConfigError``."""
-    feed, data = scenario.feed, f"{scenario.feed}"
+    feed, data, key_file = scenario.feed, f"{scenario.feed}", scenario.key_file
     if feed is None and scenario.endpoint is None:
         synthetic = scenario.synthetic or SyntheticConfig()
-        feed = write_synthetic_feed(folder, synthetic, scenario.layout or ParallelLayout(), scenario.seed)
+        curve, key_file = _make_keys(folder / "keys") if scenario.curve else (None, None)
+        layout = scenario.layout or ParallelLayout()
+        feed = write_synthetic_feed(folder, synthetic, layout, scenario.seed, curve=curve)
         data = (
             f"synthetic: seq_length {synthetic.seq_length:,}, samples of {synthetic.mean_length:,} slots in the mean, "
             f"vocabulary {synthetic.vocab_size:,}, {synthetic.micro_batches} micro-batches a step"
         )
     config = None if feed is None else load_config(feed)
+    if config is not None and config.curve is not None:
+        _require_key(feed, key_file)
     layout = scenario.layout or (config.layout if config is not None else ParallelLayout())
     contract = config.contract if config is not None else BatchContract()
     ranks = tuple(sorted(layout.rank(at) for at in readers_of(layout, contract.readers or Readers.ALL)))
@@ -108,6 +117,7 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
         scenario=scenario,
         feed=None if scenario.endpoint is not None else feed,
         data=data if config is not None else "what the server serves",
+        key_file=key_file,
         layout=layout,
         contract=contract,
         ranks=ranks,
@@ -115,6 +125,18 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
         stopped=_spread(others, scenario.stopped_ranks),
         bound_bytes=_bound(config, feed.parent) if config and feed else None,
     )
+
+
+def _make_keys(folder: Path) -> tuple[dict[str, str], Path]:
+    """Keys for this test alone: the section of the configuration, and the file for all ranks."""
+    server, (ranks, clients) = make_server(folder), make_client(folder, "ranks", ALL)
+    return {"key_file": str(server.path), "clients": str(clients.path)}, ranks.path
+
+
+def _require_key(feed: Path | None, key_file: Path | None) -> None:
+    """Raise ``ConfigError`` where a feed has keys and the ranks have none, before anything is started."""
+    if find_client_key(key_file) is None:
+        raise ConfigError(f"feed={str(feed)!r} has curve: give the ranks a key (key_file, or {KEY_FILE})")
 
 
 def _bound(config: ServeConfig, base: Path) -> int | None:

@@ -9,13 +9,16 @@ from rich.console import Console
 
 from packhorse_service.loadtest.coordinator import Coordinator
 from packhorse_service.loadtest.display import Display
-from packhorse_service.loadtest.open_files import allow_open_files, files_needed
 from packhorse_service.loadtest.outcome import Outcome, outcome_of
 from packhorse_service.loadtest.preparing import prepare
 from packhorse_service.loadtest.scenario import Scenario
+from packhorse_service.open_files import allow_open_files
 from packhorse_service.processes import Children, stop_signals
 
-__all__ = ["run_load_test"]
+__all__ = ["FILES_A_RANK", "run_load_test"]
+
+# A connection, the wake-ups of a dealer and of both ends of its monitor, the two ends of its bell; and one to spare.
+FILES_A_RANK = 7
 
 
 def run_load_test(scenario: Scenario, command: str, console: Console) -> Outcome:
@@ -26,7 +29,8 @@ def run_load_test(scenario: Scenario, command: str, console: Console) -> Outcome
     with tempfile.TemporaryDirectory(prefix="packhorse-") as name, stop_signals() as asked:
         folder = Path(name)
         plan = prepare(scenario, folder)
-        allow_open_files(max(files_needed(len(job.ranks)) for job in plan.jobs("")))
+        most = max(len(job.ranks) for job in plan.jobs(""))
+        allow_open_files(most, each=FILES_A_RANK, otherwise=", or spread the ranks over more --processes")
         with Children(folder) as children, Display(plan, console).showing() as show:
             run = Coordinator(plan, command, children, asked, show).run(folder)
     return outcome_of(run, scenario.require, stopped=asked.is_set())

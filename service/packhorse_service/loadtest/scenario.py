@@ -130,11 +130,11 @@ class Scenario(Section):
             raise ConfigError(f"synthetic: the data are those of {other}; give one of them")
         if self.endpoint is not None and "transport" in self.model_fields_set:
             raise ConfigError(f"transport={str(self.transport)!r}: endpoint={self.endpoint!r} says it; leave it out")
-        if self.curve or self.key_file is not None:
-            name = "curve" if self.curve else "key_file"
-            raise ConfigError(
-                f"{name}={getattr(self, name)!s}: this version of the load test has no keys; leave it out"
-            )
+        if self.curve and (self.feed is not None or self.endpoint is not None):
+            other = "feed" if self.feed is not None else "endpoint"
+            raise ConfigError(f"curve=True: keys are made for synthetic data; those of {other} come with key_file")
+        if self.key_file is not None and self.feed is None and self.endpoint is None:
+            raise ConfigError(f"key_file={str(self.key_file)!r}: synthetic data have no keys but those of curve")
         if self.layout is not None and self.layout.world_size > MOST_RANKS:
             raise ConfigError(
                 f"layout={self.layout}: has {self.layout.world_size:,} ranks, must have at most {MOST_RANKS:,}"

@@ -20,6 +20,7 @@ import zmq
 
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError
+from packhorse.keys import ClientKey, find_client_key
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send
 from packhorse.views import view_microbatch
 from packhorse.wire import Frames, decode, encode
@@ -66,9 +67,11 @@ class Swarm:
     _heap: list[tuple[float, int]] = field(default_factory=list)
     _unread: bytearray = field(default_factory=bytearray)  # of the coordinator
     _leaving: bool = False
+    _key: ClientKey | None = None
 
     def run(self) -> None:
         """Until the period is over or every rank has ended or failed; then tell, and stay until told to leave."""
+        self._key = find_client_key(self.job.key_file)
         self._context.set(zmq.MAX_SOCKETS, len(self.job.ranks) * SOCKETS_PER_RANK + 64)
         self._selector.register(self.commands, selectors.EVENT_READ, None)
         self.tell(Ready())
@@ -148,7 +151,7 @@ class Swarm:
 
     def _dealer(self) -> Dealer:
         """The one place where a rank's socket is made."""
-        return Dealer(self.job.endpoint, context=self._context)
+        return Dealer(self.job.endpoint, key=self._key, context=self._context)
 
     # One rank ----------------------------------------------------------------------------------------
 
@@ -184,6 +187,8 @@ class Swarm:
 
     def _tick(self, member: Member) -> None:
         try:
+            if member.dealer.given_up:
+                self._reconnect(member)
             self._carry_out(member, member.rank.tick(time.monotonic()))
             self._read(member)  # sending may have taken the news of a message from the selector
         except PackhorseError as error:
@@ -204,10 +209,13 @@ class Swarm:
                     pass  # the rank has, together with the transition
                 case Reconnect():
                     member.rank.went_down()
-                    member.dealer.reconnect()
-                    self._watch(member)
+                    self._reconnect(member)
                 case Fail(error):
                     member.rank.fail(error)
+
+    def _reconnect(self, member: Member) -> None:
+        member.dealer.reconnect()
+        self._watch(member)
 
     def _send(self, member: Member, frames: Frames) -> None:
         if not member.dealer.send(frames):

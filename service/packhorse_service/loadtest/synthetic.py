@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -21,12 +23,19 @@ SIGMA = 1.2  # of the logarithm of lengths, as instruction data has it
 LEAST_IDS = 2  # one input, one target
 
 
-def write_synthetic_feed(folder: Path, synthetic: SyntheticConfig, layout: ParallelLayout, seed: int) -> Path:
-    """Write shards and the ``feed.yaml`` that serves them without end; its path."""
+def write_synthetic_feed(
+    folder: Path,
+    synthetic: SyntheticConfig,
+    layout: ParallelLayout,
+    seed: int,
+    *,
+    curve: Mapping[str, str] | None = None,
+) -> Path:
+    """Write shards and the ``feed.yaml`` that serves them without end, with the keys that ``curve`` names; its path."""
     chance = np.random.default_rng(seed)
     for shard in range(SHARDS):
         _write_shard(folder / f"synthetic-{shard:06d}.tar", synthetic, chance)
-    feed = {
+    feed: dict[str, Any] = {
         "seed": seed,
         "layout": {
             "data": layout.data,
@@ -41,6 +50,8 @@ def write_synthetic_feed(folder: Path, synthetic: SyntheticConfig, layout: Paral
         },
         "sources": {"synthetic": {"shards": "synthetic-*.tar", "epochs": "endless", "over_length": "truncate_right"}},
     }
+    if curve is not None:
+        feed["curve"] = dict(curve)
     path = folder / "feed.yaml"
     path.write_text(yaml.safe_dump(feed, sort_keys=False), encoding="utf-8")
     return path
