@@ -23,7 +23,7 @@ from tests.benchmarks.measuring import cpu_seconds
 
 __all__ = ["Child", "be_child", "server_of"]
 
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 LISTEN_S = 30.0
 
 
@@ -48,18 +48,30 @@ class Child:
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
 
-    def result(self) -> dict[str, Any]:
-        """What it ended with."""
-        return self._line()
+    def result(self, needed: Sequence[Child] = ()) -> dict[str, Any]:
+        """What it ended with; it cannot end where one of ``needed`` has failed."""
+        return self._line(needed)
 
-    def _line(self) -> dict[str, Any]:
+    def _line(self, needed: Sequence[Child] = ()) -> dict[str, Any]:
         assert self.process.stdout is not None
-        heard, _, _ = select.select([self.process.stdout], [], [], DEADLINE_S)
-        line = self.process.stdout.readline() if heard else ""
+        deadline = time.monotonic() + DEADLINE_S
+        while not select.select([self.process.stdout], [], [], 1.0)[0]:
+            failed = [child.process.args for child in needed if child.failed]
+            if failed or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{self.process.args!r} said nothing in {DEADLINE_S:.0f} s, or these failed: {failed}"
+                )
+        line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.process.args!r} said nothing: {self.process.poll()} after {DEADLINE_S:.0f} s")
+            raise RuntimeError(f"{self.process.args!r} ended and said nothing")
         said: dict[str, Any] = json.loads(line)
         return said
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and not well. It is left for ``cpu_at_end`` to wait for."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None and ended.si_status != 0
 
     def cpu_at_end(self) -> float:
         """Wait for its end; the CPU seconds since it was ready."""

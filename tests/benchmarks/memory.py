@@ -97,7 +97,7 @@ def watch(case: Case, shards: TokenShards, seconds: float) -> Watched:
         with MemoryWatch(lambda: [server.pid]) as of_server, MemoryWatch(lambda: [ranks.pid]) as of_ranks:
             task = {"endpoint": endpoint, "capacity": case.seq_length, "ranks": case.ranks}
             ranks.go({**task, "seconds": seconds, "pause_s": case.pause_s})
-            tokens = int(ranks.result()["tokens"])
+            tokens = int(ranks.result(needed=[server])["tokens"])
         return Watched(of_server.seen, of_ranks.seen, bound_of(config), tokens)
 
 

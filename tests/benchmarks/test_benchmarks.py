@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tests.benchmarks import bare_path
 from tests.benchmarks.__main__ import CHAPTERS, chapter
+from tests.benchmarks.children import Child
 from tests.benchmarks.consuming import Tally
 from tests.benchmarks.measuring import MemoryWatch, cpu_seconds, family, markdown, pss_bytes
 from tests.benchmarks.memory import BARS, WIDTH, slope, sparkline
@@ -123,3 +124,13 @@ def test_a_chapter_of_the_document_says_how_to_get_its_tables() -> None:
     text = chapter("memory", "Memory over time.", [table])
     assert text.startswith("## Memory\n\n`python -m tests.benchmarks.memory`: Memory over time.\n")
     assert text.endswith("### What holds\n\n| name |\n| --- |\n| a |\n")
+
+
+def test_who_waits_for_a_child_hears_at_once_that_what_it_needs_has_failed() -> None:
+    waiting, failing = Child(["-c", "input()"]), Child(["-c", "raise SystemExit(3)"])
+    try:
+        with pytest.raises(RuntimeError, match="SystemExit"):
+            waiting.result(needed=[failing])
+    finally:
+        waiting.end()
+        failing.end()

@@ -127,7 +127,7 @@ def measure(row: Row, shards: TokenShards) -> Measured:
         feeding += at.feeding
         for number, rank in enumerate(ranks):
             rank.go({**_task(row, shards), "endpoint": at.endpoint, "rank": number})
-        results = [rank.result() for rank in ranks]
+        results = [rank.result(needed=feeding) for rank in ranks]
         reading_s, feeding_s = (sum(child.cpu_at_end() for child in children) for children in (ranks, feeding))
     return Measured(
         tokens=shards.tally.tokens,
