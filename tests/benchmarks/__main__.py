@@ -20,6 +20,8 @@ from tests.benchmarks.measuring import console, machine_table, markdown
 # Each has tables(*, quick: bool) -> Iterator[Table], and can be run alone for its own options.
 CHAPTERS = {
     "whole_path": "From shards to micro-batches",
+    "transport": "Transport",
+    "loading": "Loading",
     "packing": "Packing",
     "snapshots": "Snapshots",
     "memory": "Memory",

@@ -13,14 +13,13 @@ import resource
 import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from webdataset import TarWriter
 
@@ -29,6 +28,7 @@ from packhorse_service.blocks import BlockRequest
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.sources.npy import dump_array
+from tests.benchmarks.measuring import console
 from tests.length_streams import log_normal
 from tests.service.shards_on_disk import Files, shard_at, write_tar
 
@@ -212,11 +212,17 @@ def table_of(corpus: Corpus, folder: Path, processes: Sequence[int]) -> Table:
     return table
 
 
-def main() -> None:
-    console = Console()
-    for number, corpus in enumerate(CORPORA):
+def tables(*, quick: bool = False) -> Iterator[Table]:
+    """One for each corpus; the first alone where ``quick``."""
+    for number, corpus in enumerate(CORPORA[:1] if quick else CORPORA):
         with tempfile.TemporaryDirectory() as folder:
-            console.print(table_of(corpus, Path(folder), (1, 2) if number < 2 else ()))
+            yield table_of(corpus, Path(folder), (1, 2) if number < 2 else ())
+
+
+def main() -> None:
+    screen = console()
+    for table in tables():
+        screen.print(table)
 
 
 if __name__ == "__main__":

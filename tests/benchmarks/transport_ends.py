@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 import zmq
@@ -22,6 +23,7 @@ import zmq
 from packhorse import BatchContract, Feed, ParallelLayout
 from packhorse.contract import ResolvedContract, resolve
 from packhorse.dealer import ConnectionEvent, Dealer
+from packhorse.keys import ClientKey
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.offsets import align
 from packhorse.row import Row
@@ -29,9 +31,12 @@ from packhorse.session import ClientSession, Deliver, Fail, Finish, Identity, St
 from packhorse.session import Effect as ClientEffect
 from packhorse.session import Send as Say
 from packhorse.views import view_arrays, view_microbatch
-from packhorse.wire import Batch, BatchBody, decode, encode
+from packhorse.wire import Batch, BatchBody, Hello, decode, encode
+from packhorse_service.admission import Limits
+from packhorse_service.door import Door
 from packhorse_service.effects import Effect, Make, Send
 from packhorse_service.framing import FramedStep, View, ViewKey
+from packhorse_service.keys import ALL, Client, Clients, Curve, Ranks
 from packhorse_service.offer import Offer, readers_of
 from packhorse_service.router import Router
 from packhorse_service.sessions import StreamSession
@@ -79,6 +84,20 @@ class Case:
     @property
     def layout(self) -> ParallelLayout:
         return ParallelLayout(data=self.ranks)
+
+    @property
+    def curve(self) -> Curve | None:
+        """Of our server."""
+        if self.keys is None:
+            return None
+        public, secret = self.keys
+        everybody = Client("trainers", public, Ranks(ALL, ()))
+        return Curve(Clients(Path("clients.toml"), {public: everybody}), public, secret)
+
+    @property
+    def client_key(self) -> ClientKey | None:
+        """Of our clients."""
+        return None if self.keys is None else ClientKey(Path("trainers.key"), self.keys[0], self.keys[0], self.keys[1])
 
     @cached_property
     def contract(self) -> ResolvedContract:
@@ -322,6 +341,7 @@ class Serving:
 
     session: StreamSession
     router: Router
+    door: Door
     steps: list[FramedStep]
     measured: Measured = field(default_factory=Measured)
 
@@ -332,9 +352,11 @@ class Serving:
             self.router.wait(200)
             now = time.monotonic()
             assert now < deadline, "the readers do not come to an end"
-            for arrival in self.router.messages():
-                message, extra = decode(arrival.frames)
-                self._carry_out(self.session.receive(arrival.peer, message, extra, now))
+            self.door.watch(now)
+            for heard in self.door.heard(now):
+                self._carry_out(self.session.receive(heard.peer, heard.message, heard.extra, now))
+                if isinstance(heard.message, Hello):
+                    self.door.greeted(heard.connection)
             self._carry_out(self.session.tick(now))
         return self.measured.end()
 
@@ -342,7 +364,7 @@ class Serving:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    self.router.send(peer, [encode(message), *extra])
+                    self.door.send(peer, [encode(message), *extra])
                 case Make(round_, step):
                     self._carry_out(self.session.made(round_, self._step(step), time.monotonic()))
 
@@ -382,10 +404,11 @@ def send_ours(case: Case, announce: Announce) -> Measured:
         readers=readers_of(case.layout),
     )
     steps = framed(case)
-    router = Router(case.listen)
+    router = Router(case.listen, curve=case.curve)
+    door = Door(router, Limits.for_readers(case.ranks), offer.stream)
     announce(router.endpoint)
     try:
-        return Serving(StreamSession(offer), router, steps).run()
+        return Serving(StreamSession(offer), router, door, steps).run()
     finally:
         router.close()
 
@@ -453,7 +476,7 @@ def receive_ours(case: Case, endpoint: str, rank: int, *, rebuild: bool = False)
         contract=BatchContract(),
         window=case.window,
     )
-    dealer = Dealer(endpoint)
+    dealer = Dealer(endpoint, key=case.client_key)
     try:
         return Reading(case, ClientSession(identity), dealer, rebuild).run()
     finally:
