@@ -22,7 +22,7 @@ from packhorse_service.sources.plain import plain_members
 from packhorse_service.sources.samples import group_samples
 from packhorse_service.sources.tar import Member, read_members
 from packhorse_service.sources.uniform import AHEAD_BYTES, UniformSamples, read_uniform
-from tests.service.shards_on_disk import ids_member, shard_at
+from tests.service.shards_on_disk import ids_member, load_block, shard_at
 from tests.shared_data import shared
 
 TarFormat = Literal[0, 1, 2]
@@ -226,6 +226,12 @@ def test_ids_of_any_dtype_and_byte_order_are_the_same(tmp_path: Path, dtype: str
     assert_same(tmp_path / "x.tar", raw)
 
 
+def test_ids_of_two_byte_orders_are_not_mixed_up(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(written([("a.npy", ids_of(3, "<i4")), ("b.npy", ids_of(3, ">i4"))], tarfile.USTAR_FORMAT))
+    assert load_block(path).tokens.tolist() == [0, 7, 14] * 2
+
+
 @pytest.mark.parametrize("name", ["mpdata", "tendata"])
 def test_real_shards_whose_samples_are_alike_are_columns_of_what_is_in_them(name: str) -> None:
     raw = shared(f"data/wds/{name}.tar").read_bytes()
@@ -346,12 +352,58 @@ def test_a_header_of_an_array_that_claims_what_would_overflow_is_a_fault(tmp_pat
         ("a.npy", "b.c.npy"),
         ("a.npy", ".npy"),
         ("a.npy", "d/b.npy"),
+        ("b.npy", "__meta__/a.npy"),
+        ("b.npy", "a.npy", "a.npy"),
+        ("a.labels.npy", "a.npy", "b.labels.npy", "c.npy"),
+        ("a.labels.npy", "a.npy", "b.labels.npy"),
+        ("a.NPY", "b.NPY"),
+        ("a.npy.gz", "b.npy.gz"),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [1, 1025, WHOLE])
 def test_odd_names_load_as_they_do_sample_by_sample(tmp_path: Path, names: tuple[str, ...], block_bytes: int) -> None:
     raw = written([(name, ids_of(5)) for name in names], tarfile.GNU_FORMAT) + bytes(1024)
     assert_same(tmp_path / "x.tar", raw, block_bytes)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"npy": ids_of(4, "<u2")},  # beside 32-bit ones
+        {"npy": ids_of(4, ">i4")},
+        {"npy": ids_of(4, "|b1")},
+        {"npy": ids_of(5)[:-1]},
+        {"npy": ids_of(5) + b"\0"},
+        {"npy": ids_of(5)[:-4]},
+        {"npy": ids_of(5) + bytes(4)},
+        {"npy": ids_of(5, "<f4")},
+        {"npy": ids_of(1)},
+        {"npy": ids_of(0)},
+        {"npy": ids_member([1, 1000])},
+        {"npy": ids_member([1, -1])},
+        {"npy": b""},
+        {"npy": ids_of(5), "tokens.npy": ids_of(5)},
+        {"npy": ids_of(5), "json": b"{}"},
+        {"npy": ids_of(5), "cls": b"7"},
+        {"loss_mask.npy": ids_of(5, "|u1"), "npy": ids_of(5)},
+        {"loss_mask.npy": ids_member([1] * 4), "npy": ids_of(5)},
+        {"loss_mask.npy": ids_member([1] * 5, "<f4"), "npy": ids_of(5)},
+        {"labels.npy": ids_member([5, 1000]), "npy": ids_of(2)},
+        {"labels.npy": ids_member([5, -100, -7]), "npy": ids_of(3)},
+        {"labels.npy": ids_member([5, 6], "<f4"), "npy": ids_of(2)},
+        {"labels.npy": ids_of(1), "npy": ids_of(1)},
+        {"labels.npy": ids_of(5)},
+    ],
+    ids=lambda arrays: " ".join(arrays),
+)
+@pytest.mark.parametrize("alike", [False, True], ids=["one sample", "all samples"])
+def test_arrays_that_are_no_good_ids_load_as_they_do_sample_by_sample(
+    tmp_path: Path, arrays: dict[str, bytes], alike: bool
+) -> None:
+    good = {extension: ids_member([1] * 4) for extension in arrays}
+    samples = {"a": arrays if alike else good, "b": arrays, "c": arrays if alike else good}
+    files = [(f"{key}.{extension}", data) for key, sample in samples.items() for extension, data in sample.items()]
+    assert_same(tmp_path / "x.tar", written(files, tarfile.USTAR_FORMAT))
 
 
 @settings(max_examples=100, deadline=None)

@@ -67,14 +67,14 @@ def read_uniform(stream: BinaryIO, offset: int, block_bytes: int) -> UniformSamp
 
 
 def _extensions(names: Sequence[bytes]) -> list[str]:
-    """Return the extensions of the first sample; none where one is not written as it is compared."""
+    """Return the extensions of the first sample; none where it is no sample."""
     extensions: list[str] = []
     key = ""
     for name in map(text_of, names):
         prefix, extension = split_name(name)
         if extensions and prefix != key:
             break
-        if not prefix or name != f"{prefix}.{extension}" or extension in extensions:
+        if not prefix or extension in extensions:
             return []
         key = prefix
         extensions.append(extension)
