@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test models soak lint types check clean
+.PHONY: demo test hostile models soak lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/fuzz --ignore tests/hostile
+
+hostile: $(VENV)/installed  ## every decoder fuzzed, a server attacked while ranks read from it (four minutes)
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz
+	$(BIN)/python -m pytest tests/hostile
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models

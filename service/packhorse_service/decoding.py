@@ -22,7 +22,7 @@ from packhorse_service.sources.rendering import CHATML, ChatTemplate
 from packhorse_service.sources.samples import BadSample, Sample, group_samples
 from packhorse_service.sources.shards import open_shard
 from packhorse_service.sources.tar import place_of, read_members
-from packhorse_service.sources.uniform import read_uniform
+from packhorse_service.sources.uniform import Room, read_uniform
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 
 __all__ = ["BLOCK_BYTES", "BlockLoader", "ContentEncoder", "DecodingSpec"]
@@ -88,6 +88,7 @@ class BlockLoader:
         self._specs = dict(specs)
         self._encoders = {name: ContentEncoder(spec) for name, spec in specs.items()}
         self._sleep = sleep
+        self._room = Room()
 
     def load(self, request: BlockRequest) -> TokenBlock:
         """Return the block that starts at ``request``.
@@ -110,7 +111,7 @@ class BlockLoader:
         for pause in (*RETRY_PAUSES_S, None):
             try:
                 with open_shard(shard) as stream:
-                    block = _read_uniform(stream, request, spec, vocab_size)
+                    block = _read_uniform(stream, request, spec, vocab_size, self._room)
                     return _read_samples(stream, request, spec.block_bytes) if block is None else block
             except FileNotFoundError as error:
                 raise SourceError(
@@ -126,11 +127,13 @@ class BlockLoader:
         raise AssertionError("the last try returns or raises")
 
 
-def _read_uniform(stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int) -> TokenBlock | None:
+def _read_uniform(
+    stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int, room: Room
+) -> TokenBlock | None:
     """Return the block if it holds good ids alone, in samples that are alike: nothing is then done for each."""
     if spec.format not in (SampleFormat.AUTO, SampleFormat.TOKENS):
         return None
-    samples = read_uniform(stream, request.offset, spec.block_bytes)
+    samples = read_uniform(stream, request.offset, spec.block_bytes, room)
     columns = None if samples is None else decode_uniform(samples)
     if samples is None or columns is None:
         return None

@@ -17,7 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from packhorse.errors import ConfigError, TransportError
 from packhorse.wire import Frames
-from packhorse_service.connections import Connections
+from packhorse_service.connections import Connections, readable
 from packhorse_service.keys import Curve, Gate
 from packhorse_service.listening import require_private, require_private_folder
 from packhorse_service.socket_file import SocketFile
@@ -29,6 +29,8 @@ BACKLOG = 1024
 HANDSHAKE_MS = 5_000  # how long a connection may stay that proves nothing
 HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
+THE_LAST = int(zmq.NOBLOCK)  # flags of a message's frames, as integers: to combine enums takes as long as to send
+NOT_THE_LAST = int(zmq.NOBLOCK | zmq.SNDMORE)
 ZERO_COPY_BYTES = 64 << 10  # below, a copy costs less than to hear that a buffer is free again
 ZAP_DOMAIN = "packhorse"
 USER = "User-Id"  # what ``zmq.auth`` calls the public key of a connection
@@ -127,12 +129,13 @@ class Router:
 
     def messages(self) -> Iterator[Arrival]:
         """Some of what has arrived, a message from each connection in turn."""
-        with contextlib.suppress(zmq.Again):
-            for _ in repeat(None, MESSAGES_A_TURN):
-                peer = self._socket.recv(zmq.NOBLOCK, copy=False)
-                frames, connection = self._frames(), _connection_of(peer)
-                if connection is not None:
-                    yield Arrival(peer.bytes, connection, self._key_of(peer), frames)
+        for _ in repeat(None, MESSAGES_A_TURN):
+            if not readable(self._socket):
+                return
+            peer = self._socket.recv(copy=False)
+            frames, connection = self._frames(), _connection_of(peer)
+            if connection is not None:
+                yield Arrival(peer.bytes, connection, self._key_of(peer), frames)
 
     def _key_of(self, frame: zmq.Frame) -> bytes:
         return NO_KEY if self._curve is None else str(frame.get(USER)).encode("ascii")
@@ -149,12 +152,11 @@ class Router:
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there still is such a connection. Large buffers are not copied, and must never change."""
-        more = zmq.NOBLOCK | zmq.SNDMORE
         try:
-            self._socket.send(peer, more)
+            self._socket.send(peer, NOT_THE_LAST)
             for frame in frames[:-1]:
-                self._socket.send(frame, more, copy=len(frame) < ZERO_COPY_BYTES)
-            self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < ZERO_COPY_BYTES)
+                self._socket.send(frame, NOT_THE_LAST, copy=len(frame) < ZERO_COPY_BYTES)
+            self._socket.send(frames[-1], THE_LAST, copy=len(frames[-1]) < ZERO_COPY_BYTES)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -21,8 +21,8 @@ from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.sources.plain import plain_members
 from packhorse_service.sources.samples import group_samples
 from packhorse_service.sources.tar import Member, read_members
-from packhorse_service.sources.uniform import AHEAD_BYTES, UniformSamples, read_uniform
-from tests.service.shards_on_disk import ids_member, load_block, shard_at
+from packhorse_service.sources.uniform import AHEAD_BYTES, Room, UniformSamples, read_uniform
+from tests.service.shards_on_disk import ids_member, load_block, shard_at, write_tar
 from tests.shared_data import shared
 
 TarFormat = Literal[0, 1, 2]
@@ -98,11 +98,23 @@ def assert_same(path: Path, raw: bytes, block_bytes: int = WHOLE) -> None:
 
 
 def uniform_of(raw: bytes, block_bytes: int = WHOLE, offset: int = 0) -> UniformSamples | None:
-    return read_uniform(io.BytesIO(raw), offset, block_bytes)
+    return read_uniform(io.BytesIO(raw), offset, block_bytes, Room())
 
 
 def ids_of(count: int, dtype: str = "<i4") -> bytes:
     return ids_member([(7 * number) % 100 for number in range(count)], dtype)
+
+
+def test_a_block_stays_as_it_is_when_the_next_is_read_into_the_same_memory(tmp_path: Path) -> None:
+    loader = loader_of(block_bytes=1)
+    requests = []
+    for number, dtype in enumerate(("<u4", "<i4", "<u2")):
+        path = tmp_path / f"{number}.tar"
+        mask = ids_member([number % 2] * 20, "|u1")
+        write_tar(path, [("0.npy", ids_member([number + 1] * 20, dtype)), ("0.loss_mask.npy", mask)])
+        requests.append(BlockRequest("s", shard_at(path), 0, 0))
+    kept = [loader.load(request) for request in requests]
+    assert list(map(contents, kept)) == [contents(loader_of(1).load(request)) for request in requests]
 
 
 # Archives -----------------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Joined(NamedTuple):
 def join_arrays(column: Column) -> Joined | None:
     """Join the arrays of a column; ``None`` unless ``load_array`` finds one of the same dtype in each member."""
     places = column.starts.tolist()
-    headers = [_common_header(column.stretch[place : place + COMMON_HEADER_BYTES]) for place in places]
+    stretch = column.stretch
+    headers = [_common_header(bytes(stretch[place : place + COMMON_HEADER_BYTES])) for place in places]
     whole = [header for header in headers if header is not None]
     if len(whole) < len(headers):
         return None
@@ -73,8 +74,7 @@ def join_arrays(column: Column) -> Joined | None:
     counts, cut = np.divmod(ends - starts, dtype.itemsize)
     if len(set(dtypes)) > 1 or cut.any() or tuple(counts.tolist()) != said:
         return None
-    view = memoryview(column.stretch)
-    joined = b"".join([view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+    joined = b"".join([stretch[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
     return Joined(np.frombuffer(joined, dtype), counts)
 
 

@@ -72,7 +72,7 @@ class _Headers(NamedTuple):
     usual: Truths  # [h] is one, written as nearly every tool writes it, and its data is whole
 
 
-def plain_members(stretch: bytes, *, at_end: bool) -> PlainMembers:
+def plain_members(stretch: bytes | memoryview, *, at_end: bool) -> PlainMembers:
     """Return the run of plain files with which ``stretch`` begins, at a header.
 
     ``at_end`` says that the shard has nothing behind the stretch.
@@ -151,6 +151,6 @@ def _give_the_time(fronts: Bytes, sizes: Integers) -> Truths:
     return one
 
 
-def _archive_ends(stretch: bytes, place: int, at_end: bool) -> bool:
+def _archive_ends(stretch: bytes | memoryview, place: int, at_end: bool) -> bool:
     header = stretch[place : place + BLOCK]
     return header == ZEROS or (at_end and not header)

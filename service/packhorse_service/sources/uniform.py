@@ -17,17 +17,34 @@ from packhorse_service.sources.plain import PlainMembers, plain_members
 from packhorse_service.sources.samples import split_name
 from packhorse_service.sources.tar import BLOCK, text_of
 
-__all__ = ["Column", "UniformSamples", "read_uniform"]
+__all__ = ["Column", "Room", "UniformSamples", "read_uniform"]
 
 # The sample behind a block is read too, to know that it is one. Where it reaches further than this, samples are so
 # large that what is done for each of them hardly counts.
 AHEAD_BYTES = 64 * 1024
 
 
+class Room:
+    """Memory that is read into, again and again: for the system to give fresh memory costs more than to read it.
+
+    What was made of one block must not look at it any more when the next is read.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def filled(self, stream: BinaryIO, size: int) -> memoryview:
+        """The next ``size`` bytes of a buffered stream; fewer at its end."""
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        room = memoryview(self._memory)[:size]
+        return room[: stream.readinto(room)]  # type: ignore[attr-defined]
+
+
 class Column(NamedTuple):
     """The members with one extension, one of each of the n samples of a block."""
 
-    stretch: bytes  # of the shard
+    stretch: memoryview  # of the shard
     starts: npt.NDArray[np.int64]  # [n] where in the stretch a member's data begins
     sizes: npt.NDArray[np.int64]  # [n] bytes
 
@@ -40,16 +57,17 @@ class UniformSamples(NamedTuple):
     next_offset: int | None  # of the following sample's first header; None where the shard ends
 
 
-def read_uniform(stream: BinaryIO, offset: int, block_bytes: int) -> UniformSamples | None:
+def read_uniform(stream: BinaryIO, offset: int, block_bytes: int, room: Room) -> UniformSamples | None:
     """Return the samples of ``stream`` from ``offset`` on: the last is the one with which ``block_bytes`` are reached.
 
-    ``None`` where their members differ, or where there is more than plain files and metadata about them.
+    They lie in ``room``. ``None`` where their members differ, or where there is more than plain files and metadata
+    about them.
     """
     if offset < 0 or offset % BLOCK:
         return None
     stream.seek(offset)
     wanted = block_bytes + AHEAD_BYTES
-    stretch = stream.read(wanted)
+    stretch = room.filled(stream, wanted)
     members = plain_members(stretch, at_end=len(stretch) < wanted)
     extensions = _extensions(members.names)
     each = len(extensions)
