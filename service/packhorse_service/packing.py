@@ -12,7 +12,7 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -83,17 +83,26 @@ class Packer:
 
     def add(self, sample: int, units: int) -> None:
         """A sample arrives. ``units`` is in 1 … capacity."""
-        self._size_of[sample] = units
-        self._arrivals.append(sample)
-        if units in self._newest:
-            self._behind[self._newest[units]] = sample
-        else:
-            self._oldest[units] = sample
-            self._sizes[units] = 1
-        self._newest[units] = sample
-        self.units += units
-        if units > self._half:
-            self._big += 1
+        self.add_all([(sample, units)])
+
+    def add_all(self, arrivals: Sequence[tuple[int, int]]) -> None:
+        """Samples arrive, each with its units."""
+        self._size_of.update(arrivals)
+        oldest, newest, behind, sizes, half = self._oldest, self._newest, self._behind, self._sizes, self._half
+        added = big = 0
+        for sample, units in arrivals:
+            if units in newest:
+                behind[newest[units]] = sample
+            else:
+                oldest[units] = sample
+                sizes[units] = 1
+            newest[units] = sample
+            added += units
+            if units > half:
+                big += 1
+        self._arrivals.extend([sample for sample, _ in arrivals])
+        self.units += added
+        self._big += big
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order: all there is to save."""

@@ -328,18 +328,17 @@ class Pipeline:
         """The segments of the next micro-batch; none at the end."""
         stream, assembler = self._stream, self._assembler
         while assembler.wants_more and not self._exhausted and not stream.crowded:
-            pieces = stream.draw()
+            pieces = stream.draw(assembler.wanted)
             if pieces is None:
                 self._exhausted = True
                 break
-            for piece in pieces:
-                assembler.add(piece)
+            assembler.add(pieces)
         assembled = assembler.next()
         if assembled is None:
             return ()
         self._stream.settle(assembled.done)
         for source, slots in slots_by_source(assembled.segments).items():
-            self._counts_of(source).packed += slots
+            stream.count_packed(source, slots)
         if self._observer is not None:
             self._observer.packed(assembled.segments)
         return assembled.segments

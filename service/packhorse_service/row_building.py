@@ -82,10 +82,11 @@ def segment_slots(segment: Segment) -> int:
 
 def slots_by_source(segments: Sequence[Segment]) -> Counter[int]:
     """Logical slots of a micro-batch, by the source that gave each slot's input."""
-    slots = Counter[int]()
+    slots: Counter[int] = Counter()
     for segment in segments:
         if len(segment) == 1:
-            slots[segment[0].source] += segment[0].slots
+            (piece,) = segment
+            slots[piece.source] += piece.slots
             continue
         for piece in segment:
             slots[piece.source] += piece.end - piece.begin
