@@ -25,8 +25,8 @@ from packhorse.errors import ContractError
 from packhorse_service.cutting import NEVER
 from packhorse_service.packers import packer_for
 from packhorse_service.packing import PackingPlan
-from packhorse_service.snapshot import Used
 from packhorse_service.pieces import Piece, Wanted
+from packhorse_service.snapshot import Used
 
 __all__ = ["Assembled", "Assembler", "assembler_for"]
 
@@ -93,9 +93,9 @@ class Online:
         return int(self._packer.closed)
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        multiple = self._multiple
-        self._pieces.update([(piece.number, piece) for piece in pieces])
-        self._packer.add_all([(piece.number, -(-piece.slots // multiple)) for piece in pieces])
+        multiple, numbers = self._multiple, [piece.number for piece in pieces]
+        self._pieces.update(zip(numbers, pieces, strict=True))
+        self._packer.add_all(numbers, [-(-piece.slots // multiple) for piece in pieces])
 
     def next(self) -> Assembled | None:
         if not len(self._packer):

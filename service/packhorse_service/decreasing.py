@@ -46,12 +46,12 @@ class DecreasingPacker:
 
     def add(self, sample: int, units: int) -> None:
         """A sample arrives. ``units`` is in 1 … capacity."""
-        self.add_all([(sample, units)])
+        self.add_all([sample], [units])
 
-    def add_all(self, arrivals: Sequence[tuple[int, int]]) -> None:
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
         """Samples arrive, each with its units."""
-        self._size_of.update(arrivals)
-        self.units += sum([units for _, units in arrivals])
+        self._size_of.update(zip(samples, sizes, strict=True))
+        self.units += sum(sizes)
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order."""

@@ -35,7 +35,7 @@ class LookaheadPacker(Protocol):
     def add(self, sample: int, units: int, /) -> None:
         """A sample arrives; samples are numbered in arrival order."""
 
-    def add_all(self, arrivals: Sequence[tuple[int, int]], /) -> None:
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int], /) -> None:
         """Samples arrive, each with its units."""
 
     def close(self) -> None:

@@ -83,26 +83,23 @@ class Packer:
 
     def add(self, sample: int, units: int) -> None:
         """A sample arrives. ``units`` is in 1 … capacity."""
-        self.add_all([(sample, units)])
+        self.add_all([sample], [units])
 
-    def add_all(self, arrivals: Sequence[tuple[int, int]]) -> None:
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
         """Samples arrive, each with its units."""
-        self._size_of.update(arrivals)
-        oldest, newest, behind, sizes, half = self._oldest, self._newest, self._behind, self._sizes, self._half
-        added = big = 0
-        for sample, units in arrivals:
+        self._size_of.update(zip(samples, sizes, strict=True))
+        self._arrivals.extend(samples)
+        self.units += sum(sizes)
+        oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
+        for sample, units in zip(samples, sizes, strict=True):
             if units in newest:
                 behind[newest[units]] = sample
             else:
                 oldest[units] = sample
-                sizes[units] = 1
+                present[units] = 1
             newest[units] = sample
-            added += units
             if units > half:
-                big += 1
-        self._arrivals.extend([sample for sample, _ in arrivals])
-        self.units += added
-        self._big += big
+                self._big += 1
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order: all there is to save."""

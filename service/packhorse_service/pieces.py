@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import cycle, repeat
+from bisect import bisect_left
+from itertools import accumulate, cycle, islice, repeat
+from operator import sub
 from typing import NamedTuple
 
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.cutting import NEVER
 from packhorse_service.reading import Ahead
 
-__all__ = ["ONE", "Piece", "Run", "Wanted", "whole_pieces"]
+__all__ = ["ONE", "Piece", "Run", "Taken", "Wanted"]
 
 
 class Piece(NamedTuple):
@@ -37,32 +38,51 @@ class Wanted(NamedTuple):
 ONE = Wanted(pieces=1)
 
 
+class Taken(NamedTuple):
+    """A part of a run, and its sums: ids and slots of the samples, and checksums of their blocks."""
+
+    pieces: list[Piece]
+    ids: int
+    slots: int
+    checksum: int
+
+
 class Run:
-    """The samples drawn next, each a whole piece, while there is nothing to do for them but to count them."""
+    """Samples drawn one after the other, each a whole piece, with nothing to do for them but to count them.
 
-    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
-        self._pieces = list(pieces)
+    All columns but the pieces are sums of what lies before, from 0 on.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
+    def __init__(self, ahead: Ahead, number: int, source: int) -> None:
+        """Of the samples ahead in a source; the first piece has this number."""
+        samples, begins, ends, slots = zip(*ahead.spans, strict=True)
+        count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
+        columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
+        self._pieces = list(map(Piece._make, zip(*columns, strict=False)))
+        self._ids = list(accumulate(map(sub, ends, begins), initial=0))
+        self._slots = list(accumulate(slots, initial=0))
+        checksums = cycle([block.checksum for block in ahead.blocks])
+        self._checksums = list(accumulate(islice(checksums, count), initial=0))
+        self._units, self._multiple = self._slots, 1
+        self._taken = 0
 
-    def take(self, wanted: Wanted) -> list[Piece]:
-        """The first of them, as many as wanted if there are."""
-        units, multiple, count = wanted.units, wanted.multiple, 0
-        for piece in self._pieces[: wanted.pieces]:
-            count += 1
-            units -= -(-piece.slots // multiple)
-            if units <= 0:
-                break
-        taken, self._pieces = self._pieces[:count], self._pieces[count:]
-        return taken
+    def __len__(self) -> int:
+        """Samples not taken yet."""
+        return len(self._pieces) - self._taken
 
+    @property
+    def ids(self) -> int:
+        """Of all samples."""
+        total: int = self._ids[-1]
+        return total
 
-def whole_pieces(ahead: Ahead, number: int, source: int) -> Iterator[Piece]:
-    """Samples as pieces, counted from ``number`` on."""
-    samples, begins, ends, slots = zip(*ahead.spans, strict=True)
-    numbers = range(number, number + len(samples))
-    shards, blocks = cycle(ahead.shards), cycle(ahead.blocks)
-    return map(
-        Piece._make, zip(numbers, repeat(source), shards, blocks, samples, begins, ends, slots, strict=False)
-    )
+    def take(self, wanted: Wanted) -> Taken:
+        """The next ones, as many as wanted if there are."""
+        if wanted.multiple != self._multiple:
+            self._multiple = wanted.multiple
+            units = [-(-piece.slots // wanted.multiple) for piece in self._pieces]
+            self._units = list(accumulate(units, initial=0))
+        first, most = self._taken, min(self._taken + wanted.pieces, len(self._pieces))
+        end = self._taken = bisect_left(self._units, self._units[first] + wanted.units, first + 1, most)
+        ids, slots = self._ids[end] - self._ids[first], self._slots[end] - self._slots[first]
+        return Taken(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])

@@ -19,10 +19,10 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -348,7 +348,7 @@ class Pipeline:
 
     def _leave_over(self, micro_batches: Sequence[Sequence[Segment]]) -> None:
         """An incomplete last step is not made: what it was packed with is lost."""
-        for source, slots in sum(map(slots_by_source, micro_batches), Counter[int]()).items():
+        for source, slots in chain.from_iterable(slots_by_source(segments).items() for segments in micro_batches):
             self._counts_of(source).packed -= slots
             self._counts_of(source).left_over += slots
 

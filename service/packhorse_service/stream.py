@@ -23,7 +23,7 @@ from packhorse_service.blocks import Fault, Shard, TokenBlock
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.pieces import ONE, Piece, Run, Wanted, whole_pieces
+from packhorse_service.pieces import ONE, Piece, Run, Wanted
 from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
@@ -108,7 +108,7 @@ class SampleStream:
         self._packed = bytearray()  # a flag for each piece drawn since the first mark
         self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
         self._eras = Eras(self._seq_length)
-        self._run = Run()
+        self._run: Run | None = None  # what is looked ahead at
         self._blocks.forget()
         self._open = [
             OpenBlocks(setting, self._blocks, source, joined=self._joined)
@@ -130,7 +130,7 @@ class SampleStream:
         """
         if not self._run:
             self._begin_run()
-        return self._draw_run(wanted) if self._run else self._draw(self._lengths)
+        return self._draw_run(self._run, wanted) if self._run else self._draw(self._lengths)
 
     def _begin_run(self) -> None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
@@ -143,17 +143,16 @@ class SampleStream:
         blocks = self._open[source]
         draws = min(blocks.plain(self._seq_length), self._mark_every - self._since_mark)
         if draws:
-            ahead = blocks.ahead(draws)
-            self._run = Run(whole_pieces(ahead, self._pieces, source))
-            self._order.advance_by(source, draws, sum([end - begin for _, begin, end, _ in ahead.spans]))
+            self._run = Run(blocks.ahead(draws), self._pieces, source)
+            self._order.advance_by(source, draws, self._run.ids)
 
-    def _draw_run(self, wanted: Wanted) -> list[Piece]:
-        pieces = self._run.take(wanted)
+    def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
+        pieces, ids, slots, checksum = run.take(wanted)
         drawn, counts = len(pieces), self._counts[pieces[0].source]
         counts.samples += drawn
-        counts.tokens += sum([piece.end - piece.begin for piece in pieces])
-        counts.targets += sum([piece.slots for piece in pieces])
-        self._checksum += sum([piece.block.checksum for piece in pieces])
+        counts.tokens += ids
+        counts.targets += slots
+        self._checksum += checksum
         self._draws += drawn
         self._pieces += drawn
         self._packed.extend(bytes(drawn))
