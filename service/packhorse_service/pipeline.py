@@ -4,6 +4,7 @@
 2. loading   ``loading``          blocks of a shard to ``TokenBlock``s (``decoding``), in worker processes
 3. mixing    ``mixing``           which source gives the next sample, and from which open shard
              ``stream``           samples in that order, cut to length; remembers what is not packed yet
+             ``pieces``           what they are cut to; runs of those that are drawn in one go
              ``cutting``          what is kept of a sample over length; another length on resuming
 4. packing   ``assembling``       samples to micro-batches, by packing mode
              ``packing``          a lookahead of samples to packs, FIFO fill and exact tail

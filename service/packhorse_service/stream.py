@@ -137,7 +137,7 @@ class SampleStream:
 
         The order stands behind the run from here on; what was drawn is counted as it is. A mark ends the run.
         """
-        source = self._order.alone
+        self._run, source = None, self._order.alone
         if source is None or self.watch is not None:
             return
         blocks = self._open[source]
