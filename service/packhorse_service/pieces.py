@@ -58,7 +58,7 @@ class Run:
         samples, begins, ends, slots = zip(*ahead.spans, strict=True)
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
-        self._pieces = list(map(Piece._make, zip(*columns, strict=False)))
+        self._pieces = list(map(Piece, *columns))
         self._ids = list(accumulate(map(sub, ends, begins), initial=0))
         self._slots = list(accumulate(slots, initial=0))
         checksums = cycle([block.checksum for block in ahead.blocks])
