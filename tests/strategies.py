@@ -260,7 +260,7 @@ def row_of(
     return Row(
         tokens=np.array(slots.tokens, np.uint32),
         last_targets=np.array([sample.targets[-1] for sample in samples], np.uint32),
-        loss_mask=np.array(slots.mask, np.uint8),
+        supervised=np.array(slots.mask, np.uint8),
         cu_seqlens=np.array(slots.cu_seqlens, np.int32),
         cu_seqlens_padded=np.array(slots.cu_seqlens_padded, np.int32),
         labels=labels,

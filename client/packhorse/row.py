@@ -94,7 +94,7 @@ class Row:
 
     tokens: Ids  # [T] pad_id on padding
     last_targets: Ids  # [L]
-    loss_mask: npt.NDArray[np.uint8]  # [T] 0 on padding
+    supervised: npt.NDArray[np.uint8] | None  # [T] 0 on padding; None where every logical slot is
     cu_seqlens: Offsets  # [S+1] logical
     cu_seqlens_padded: Offsets  # [S+1] physical; the last entry is T
     labels: Ids | None = None  # [T] arbitrary on padding
@@ -107,16 +107,32 @@ class Row:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.cu_seqlens[-1])
+        return int(self.cu_seqlens.item(-1))
+
+    @property
+    def width(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def loss_mask(self) -> npt.NDArray[np.uint8]:
+        """[T] 1 on supervised slots, 0 on others and on padding."""
+        return self.geometry.real.view(np.uint8) if self.supervised is None else self.supervised
 
     @cached_property
     def num_loss_tokens(self) -> int:
-        return int(np.count_nonzero(self.loss_mask))
+        return self.num_tokens if self.supervised is None else int(np.count_nonzero(self.supervised))
 
     @cached_property
     def mask_bits(self) -> npt.NDArray[np.uint8]:
         """The loss mask as bits."""
+        if self.supervised is None and self._padded_at_the_end:
+            return _ones_then_zeros(self.num_tokens, self.width)
         return bits(self.loss_mask)
+
+    @property
+    def _padded_at_the_end(self) -> bool:
+        """Whether no padding lies between logical slots."""
+        return self.cu_seqlens.item(-2) == self.cu_seqlens_padded.item(-2)
 
     def targets(self) -> Ids:
         """[T] the label of each slot; arbitrary on padding."""
@@ -129,7 +145,7 @@ class Row:
 
     def as_filler(self) -> Row:
         """The same row with nothing to train on: real tokens keep kernels and routers well defined."""
-        return replace(self, loss_mask=np.zeros_like(self.loss_mask), keys=(), filler=True)
+        return replace(self, supervised=np.zeros(self.width, np.uint8), keys=(), filler=True)
 
     @cached_property
     def content(self) -> blake2b:
@@ -148,7 +164,7 @@ class Row:
 
     def _real_mask_bits(self) -> npt.NDArray[np.uint8]:
         """The loss mask of the logical slots, as bits."""
-        if self.cu_seqlens[-2] == self.cu_seqlens_padded[-2]:  # all padding is at the end
+        if self._padded_at_the_end:
             return self.mask_bits[: -(-self.num_tokens // 8)]
         return bits(_joined([self.loss_mask[at] for at in self.geometry.segments]))
 
@@ -210,6 +226,16 @@ def _digest(content: blake2b, step: int, index: int, own_labels: list[npt.NDArra
     if own_labels is not None:
         content.update(_joined(own_labels).astype("<u4", copy=False).data)
     return content.digest()
+
+
+def _ones_then_zeros(ones: int, count: int) -> npt.NDArray[np.uint8]:
+    """The bits of so many 1s, followed by 0s up to ``count``."""
+    packed = np.zeros(-(-count // 8), np.uint8)
+    full, more = divmod(ones, 8)
+    packed[:full] = 0xFF
+    if more:
+        packed[full] = (1 << more) - 1
+    return packed
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -64,13 +64,14 @@ def view_arrays(
         arrays["tokens"] = (row.tokens if slots is None else row.tokens[slots]).astype(ids, copy=False)
     if "labels" in needs:
         arrays.update(_label_arrays(row, slots, ids, derivable="tokens" in needs))
-    mask = row.loss_mask if slots is None else row.loss_mask[slots]
+    mask = None if slots is None else row.loss_mask[slots]
     if "loss_mask" in needs:
-        arrays["loss_mask"] = row.mask_bits if slots is None else bits(mask)
+        arrays["loss_mask"] = row.mask_bits if mask is None else bits(mask)
     if with_keys:
         arrays["keys"] = np.frombuffer(pack(row.keys), np.uint8)
-    loss_tokens = row.num_loss_tokens if slots is None else int(np.count_nonzero(mask))
-    return View(*join_arrays(arrays), len(mask), loss_tokens)
+    if mask is None:
+        return View(*join_arrays(arrays), row.width, row.num_loss_tokens)
+    return View(*join_arrays(arrays), len(mask), int(np.count_nonzero(mask)))
 
 
 def _label_arrays(row: Row, slots: Slots | None, ids: np.dtype[np.generic], *, derivable: bool) -> dict[str, AnyArray]:

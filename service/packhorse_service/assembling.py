@@ -22,10 +22,11 @@ from typing import Protocol
 
 from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
+from packhorse_service.cutting import NEVER
 from packhorse_service.packers import packer_for
 from packhorse_service.packing import PackingPlan
+from packhorse_service.pieces import Piece, Wanted
 from packhorse_service.snapshot import Used
-from packhorse_service.stream import Piece
 
 __all__ = ["Assembled", "Assembler", "assembler_for"]
 
@@ -48,6 +49,10 @@ class Assembler(Protocol):
         """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
 
     @property
+    def wanted(self) -> Wanted:
+        """How much must be added until no more is wanted."""
+
+    @property
     def kind(self) -> Used:
         """What ``used`` counts."""
 
@@ -55,8 +60,8 @@ class Assembler(Protocol):
     def used(self) -> int:
         """How far the oldest pending piece, or the lookahead, was used."""
 
-    def add(self, piece: Piece) -> None:
-        """A piece arrives."""
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Pieces arrive."""
 
     def next(self) -> Assembled | None:
         """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
@@ -80,12 +85,17 @@ class Online:
         return self._packer.wants_more
 
     @property
+    def wanted(self) -> Wanted:
+        return Wanted(units=self._packer.plan.lookahead - self._packer.units, multiple=self._multiple)
+
+    @property
     def used(self) -> int:
         return int(self._packer.closed)
 
-    def add(self, piece: Piece) -> None:
-        self._pieces[piece.number] = piece
-        self._packer.add(piece.number, -(-piece.slots // self._multiple))
+    def add(self, pieces: Sequence[Piece]) -> None:
+        multiple, numbers = self._multiple, [piece.number for piece in pieces]
+        self._pieces.update(zip(numbers, pieces, strict=True))
+        self._packer.add_all(numbers, [-(-piece.slots // multiple) for piece in pieces])
 
     def next(self) -> Assembled | None:
         if not len(self._packer):
@@ -94,8 +104,7 @@ class Online:
         return Assembled([(self._pieces.pop(number),) for number in numbers], numbers)
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
-        for piece in pending:
-            self.add(piece)
+        self.add(list(pending))
         if used:
             self._packer.close()
 
@@ -114,15 +123,19 @@ class Consecutive:
     def wants_more(self) -> bool:
         return len(self._pending) < self._size
 
-    def add(self, piece: Piece) -> None:
-        self._pending.append(piece)
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(pieces=self._size - len(self._pending))
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        self._pending.extend(pieces)
 
     def next(self) -> Assembled | None:
         taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
         return Assembled([(piece,) for piece in taken], [piece.number for piece in taken]) if taken else None
 
     def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
-        self._pending.extend(pending)
+        self.add(list(pending))
 
 
 class Documents:
@@ -143,12 +156,18 @@ class Documents:
         enough = self._max_segments is not None and len(self._pending) >= self._max_segments
         return self._slots < self._width and not enough
 
+    @property
+    def wanted(self) -> Wanted:
+        pieces = NEVER if self._max_segments is None else self._max_segments - len(self._pending)
+        return Wanted(pieces, -(-(self._width - self._slots) // self._multiple), self._multiple)
+
     def _aligned(self, slots: int) -> int:
         return -(-slots // self._multiple) * self._multiple
 
-    def add(self, piece: Piece) -> None:
-        self._pending.append(piece)
-        self._slots += self._aligned(piece.slots)
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._pending.append(piece)
+            self._slots += self._aligned(piece.slots)
 
     def next(self) -> Assembled | None:
         segments: list[Segment] = []
@@ -171,8 +190,7 @@ class Documents:
         return Assembled(segments, done) if segments else None
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
-        for piece in _after(pending, used):
-            self.add(piece)
+        self.add(_after(pending, used))
         self.used = used
 
 
@@ -192,14 +210,19 @@ class EndlessRun:
     def wants_more(self) -> bool:
         return self._ids < self._width * self._rows + 1
 
-    def add(self, piece: Piece) -> None:
-        if piece.block.labels is not None:
-            raise ContractError(
-                "samples with labels of their own cannot be joined to one run of ids; "
-                "set isolate_documents to true, or leave the labels out"
-            )
-        self._pending.append(piece)
-        self._ids += piece.end - piece.begin
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(units=self._width * self._rows + 1 - self._ids)  # joined: a slot for every id
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece.block.labels is not None:
+                raise ContractError(
+                    "samples with labels of their own cannot be joined to one run of ids; "
+                    "set isolate_documents to true, or leave the labels out"
+                )
+            self._pending.append(piece)
+            self._ids += piece.end - piece.begin
 
     def next(self) -> Assembled | None:
         segments: list[Segment] = []
@@ -236,7 +259,7 @@ class EndlessRun:
         self.used = used
         for piece in pending:
             _check_used(used, piece.end - piece.begin)
-            self.add(piece._replace(begin=piece.begin + used))
+            self.add([piece._replace(begin=piece.begin + used)])
             used = 0
 
 

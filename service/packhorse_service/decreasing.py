@@ -15,7 +15,7 @@ are left: what is pending, and whether the lookahead is closed, is all the state
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from packhorse_service.packing import PackingAlgorithm, PackingPlan
 
@@ -46,8 +46,12 @@ class DecreasingPacker:
 
     def add(self, sample: int, units: int) -> None:
         """A sample arrives. ``units`` is in 1 … capacity."""
-        self._size_of[sample] = units
-        self.units += units
+        self.add_all([sample], [units])
+
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
+        """Samples arrive, each with its units."""
+        self._size_of.update(zip(samples, sizes, strict=True))
+        self.units += sum(sizes)
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order."""

@@ -121,4 +121,7 @@ def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
 
 def _max_seqlen(row: Row, contract: ResolvedContract) -> int:
     """The longest physical segment; a constant where the number of offsets is one."""
-    return contract.max_width if contract.pad_cu_seqlens else int(np.diff(row.cu_seqlens_padded).max())
+    if contract.pad_cu_seqlens:
+        return contract.max_width
+    longest: np.int32 = (row.cu_seqlens_padded[1:] - row.cu_seqlens_padded[:-1]).max()
+    return longest.item()

@@ -125,7 +125,7 @@ def _shard_order(plan: SourcePlan, epoch: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class SourceOrder:
-    """Where one source stands. ``advance`` is the only way it moves."""
+    """Where one source stands. ``advance``, and ``advance_by``, are the only ways it moves."""
 
     plan: SourcePlan
     epoch: int = 0
@@ -150,6 +150,10 @@ class SourceOrder:
         """The shard that gives the next sample."""
         return self.open[self.turn]
 
+    def in_turn(self) -> list[OpenShard]:
+        """The open shards, from the one that gives the next sample."""
+        return self.open[self.turn :] + self.open[: self.turn]
+
     def next_shard(self) -> int | None:
         """The shard that will be opened next, if any: worth loading ahead."""
         if self.opened < self.plan.shards:
@@ -169,6 +173,13 @@ class SourceOrder:
             self.turn = (self.turn + 1) % len(self.open)
         else:
             self._close_current()
+
+    def advance_by(self, draws: int) -> None:
+        """So many samples were drawn, none of them the first or the last of its block: move behind them."""
+        rounds, more = divmod(draws, len(self.open))
+        for turn, shard in enumerate(self.in_turn()):
+            shard.index += rounds + (turn < more)
+        self.turn = (self.turn + draws) % len(self.open)
 
     def _close_current(self) -> None:
         if self.opened < self.plan.shards:
@@ -253,11 +264,17 @@ def integer_weights(weights: Iterable[float]) -> list[int]:
     return [int(f * scale) for f in fractions]
 
 
-SIZES: dict[MixBy, Callable[[int], int]] = {MixBy.TOKENS: lambda ids: ids, MixBy.SAMPLES: lambda ids: 1}
+SIZES: dict[MixBy, Callable[[int, int], int]] = {
+    MixBy.TOKENS: lambda samples, ids: ids,
+    MixBy.SAMPLES: lambda samples, ids: samples,
+}
 
 
 class Order:
-    """The order of the whole mixture: one place a source, compared in integers. ``advance`` moves it."""
+    """The order of the whole mixture: one place a source, compared in integers.
+
+    ``advance`` moves it by a sample, ``advance_by`` by a run of them.
+    """
 
     def __init__(self, sources: list[SourceOrder], mixing: Mixing) -> None:
         self.sources = sources
@@ -277,6 +294,11 @@ class Order:
         self._start = [source.drawn * scale for source, scale in zip(self.sources, self._scale, strict=True)]
         self._finish: list[int | None] = [None] * len(self.sources)  # of the next sample, where it was needed
 
+    @property
+    def alone(self) -> int | None:
+        """Number of the source that gives all samples until it ends; ``None`` while there are several, or none."""
+        return self._live[0] if len(self._live) == 1 else None
+
     def choose(self, next_ids: Callable[[int], int]) -> int | None:
         """Number of the source that gives the next sample; ``None`` at the end.
 
@@ -291,7 +313,7 @@ class Order:
                 continue
             finish = self._finish[number]
             if finish is None:
-                finish = self._start[number] + self._size(next_ids(number)) * self._scale[number]
+                finish = self._start[number] + self._size(1, next_ids(number)) * self._scale[number]
                 self._finish[number] = finish
             if chosen is None or finish < earliest:
                 chosen, earliest = number, finish
@@ -299,7 +321,7 @@ class Order:
 
     def advance(self, number: int, ids: int, facts: BlockFacts) -> None:
         """The next sample of a source was drawn."""
-        source, size = self.sources[number], self._size(ids)
+        source, size = self.sources[number], self._size(1, ids)
         source.drawn += size
         if len(self._live) > 1:
             self._drawn += size
@@ -308,6 +330,12 @@ class Order:
         source.advance(facts)
         if not source.open:
             self.stand_equal()
+
+    def advance_by(self, number: int, draws: int, ids: int) -> None:
+        """So many samples of a source that is ``alone`` were drawn, none of them the first or last of its block."""
+        source = self.sources[number]
+        source.drawn += self._size(draws, ids)
+        source.advance_by(draws)
 
     def stand_equal(self) -> None:
         """What sources led or lagged by is forgotten."""

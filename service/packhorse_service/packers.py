@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from packhorse.contract import ResolvedContract
@@ -18,7 +18,8 @@ DEFAULT_LOOKAHEAD = 64  # packs' worth
 class LookaheadPacker(Protocol):
     """Samples in, packs out. What is pending, in arrival order, and ``closed`` are all there is to save."""
 
-    units: int
+    plan: PackingPlan
+    units: int  # pending
 
     def __len__(self) -> int:
         """Pending samples."""
@@ -33,6 +34,9 @@ class LookaheadPacker(Protocol):
 
     def add(self, sample: int, units: int, /) -> None:
         """A sample arrives; samples are numbered in arrival order."""
+
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int], /) -> None:
+        """Samples arrive, each with its units."""
 
     def close(self) -> None:
         """Stand as after a pack of a closed lookahead: what is pending is the rest of it."""

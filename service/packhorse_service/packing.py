@@ -12,7 +12,7 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -83,17 +83,23 @@ class Packer:
 
     def add(self, sample: int, units: int) -> None:
         """A sample arrives. ``units`` is in 1 … capacity."""
-        self._size_of[sample] = units
-        self._arrivals.append(sample)
-        if units in self._newest:
-            self._behind[self._newest[units]] = sample
-        else:
-            self._oldest[units] = sample
-            self._sizes[units] = 1
-        self._newest[units] = sample
-        self.units += units
-        if units > self._half:
-            self._big += 1
+        self.add_all([sample], [units])
+
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
+        """Samples arrive, each with its units."""
+        self._size_of.update(zip(samples, sizes, strict=True))
+        self._arrivals.extend(samples)
+        self.units += sum(sizes)
+        oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
+        for sample, units in zip(samples, sizes, strict=True):
+            if units in newest:
+                behind[newest[units]] = sample
+            else:
+                oldest[units] = sample
+                present[units] = 1
+            newest[units] = sample
+            if units > half:
+                self._big += 1
 
     def pending(self) -> Iterator[tuple[int, int]]:
         """(sample, units) in arrival order: all there is to save."""

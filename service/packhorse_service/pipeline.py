@@ -4,6 +4,7 @@
 2. loading   ``loading``          blocks of a shard to ``TokenBlock``s (``decoding``), in worker processes
 3. mixing    ``mixing``           which source gives the next sample, and from which open shard
              ``stream``           samples in that order, cut to length; remembers what is not packed yet
+             ``pieces``           what they are cut to; runs of those that are drawn in one go
              ``cutting``          what is kept of a sample over length; another length on resuming
 4. packing   ``assembling``       samples to micro-batches, by packing mode
              ``packing``          a lookahead of samples to packs, FIFO fill and exact tail
@@ -19,10 +20,10 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -328,18 +329,17 @@ class Pipeline:
         """The segments of the next micro-batch; none at the end."""
         stream, assembler = self._stream, self._assembler
         while assembler.wants_more and not self._exhausted and not stream.crowded:
-            pieces = stream.draw()
+            pieces = stream.draw(assembler.wanted)
             if pieces is None:
                 self._exhausted = True
                 break
-            for piece in pieces:
-                assembler.add(piece)
+            assembler.add(pieces)
         assembled = assembler.next()
         if assembled is None:
             return ()
         self._stream.settle(assembled.done)
         for source, slots in slots_by_source(assembled.segments).items():
-            self._counts_of(source).packed += slots
+            stream.count_packed(source, slots)
         if self._observer is not None:
             self._observer.packed(assembled.segments)
         return assembled.segments
@@ -349,7 +349,7 @@ class Pipeline:
 
     def _leave_over(self, micro_batches: Sequence[Sequence[Segment]]) -> None:
         """An incomplete last step is not made: what it was packed with is lost."""
-        for source, slots in sum(map(slots_by_source, micro_batches), Counter[int]()).items():
+        for source, slots in chain.from_iterable(slots_by_source(segments).items() for segments in micro_batches):
             self._counts_of(source).packed -= slots
             self._counts_of(source).left_over += slots
 

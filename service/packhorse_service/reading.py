@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +16,11 @@ from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["OpenBlocks", "Reading", "SourceSetting", "check_offsets"]
+__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets"]
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
+
+Span = tuple[int, int, int, int]  # a sample: its number in the block, its first id, the one behind its last, its slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +37,23 @@ class SourceSetting:
 class Reading:
     """A block being drawn from: where its samples are, as plain integers, in the order in which they are drawn."""
 
+    shard: int
     request: BlockRequest
     block: TokenBlock
     facts: BlockFacts
-    samples: list[int]  # which sample of the block is drawn i-th
-    begins: list[int]  # its first id …
-    ends: list[int]  # … and the one behind its last
+    spans: list[Span]
     overlap: int  # ids of a piece beyond its slots: the last target, where that is the next id of the same sample
     longest: int  # slots of the longest sample; more than any limit where some are faulty, so that each is looked at
     faults: Mapping[int, Fault]
     drawn_from: bool = False
+
+
+class Ahead(NamedTuple):
+    """Samples in the order in which they are drawn, and what gives them in turn."""
+
+    spans: list[Span]
+    shards: list[int]
+    blocks: list[TokenBlock]
 
 
 class OpenBlocks:
@@ -61,7 +72,31 @@ class OpenBlocks:
         """Ids of the source's next sample."""
         at = self.order.current
         reading = self.reading.get(at.shard) or self.open(at)
-        return reading.ends[at.index] - reading.begins[at.index]
+        _, begin, end, _ = reading.spans[at.index]
+        return end - begin
+
+    def plain(self, slots: int) -> int:
+        """How many samples can be drawn with nothing to do but to count them.
+
+        That is with every open shard in turn, up to where a block ends; none where one has yet to be drawn from,
+        or may hold a sample that is faulty or of more than ``slots`` slots.
+        """
+        order, most = self.order, NEVER
+        for turn, at in enumerate(order.in_turn()):
+            reading = self.reading.get(at.shard)
+            if reading is None or not reading.drawn_from or reading.longest > slots:
+                return 0
+            most = min(most, turn + len(order.open) * (reading.facts.samples - 1 - at.index))
+        return most
+
+    def ahead(self, draws: int) -> Ahead:
+        """So many samples of those that ``plain`` told of."""
+        shards = self.order.in_turn()
+        rounds = -(-draws // len(shards))
+        readings = [self.reading[at.shard] for at in shards]
+        each = [reading.spans[at.index : at.index + rounds] for reading, at in zip(readings, shards, strict=True)]
+        spans = list(chain.from_iterable(zip(*each, strict=True)))[:draws]
+        return Ahead(spans, [reading.shard for reading in readings], [reading.block for reading in readings])
 
     def draw_from(self, shard: int, reading: Reading) -> None:
         """The first sample is drawn from this block: it is time to load the one behind it."""
@@ -105,15 +140,15 @@ class OpenBlocks:
             samples = permutation(block.count, seed)
         begins, ends = block.offsets[samples], block.offsets[samples + 1]
         overlap = 1 if block.labels is None and not self._joined else 0
+        slots = ends - begins - overlap
         reading = self.reading[shard] = Reading(
+            shard=shard,
             request=request,
             block=block,
             facts=BlockFacts(block.count, block.next_offset, block.checksum),
-            samples=samples.tolist(),
-            begins=begins.tolist(),
-            ends=ends.tolist(),
+            spans=list(zip(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist(), strict=True)),
             overlap=overlap,
-            longest=NEVER + 1 if block.faults else int((ends - begins).max(initial=0)) - overlap,
+            longest=NEVER + 1 if block.faults else int(slots.max(initial=0)),
             faults={fault.index: fault for fault in block.faults},
         )
         return reading

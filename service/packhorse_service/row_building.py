@@ -12,9 +12,10 @@ Shapes: E = entries of the offset arrays of all rows, one row after the other; N
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from operator import sub
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -42,32 +43,34 @@ def build_rows(
     micro_batches: Sequence[Sequence[Segment]], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
     """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
-    packs = [list(map(_as_piece, segments)) for segments in micro_batches]
+    packs = [[_as_piece(segment) for segment in segments] for segments in micro_batches]
     pieces = list(chain.from_iterable(packs))
-    blocks = {id(piece.block): piece.block for piece in pieces}.values()
-    masked = any(block.loss_mask is not None for block in blocks)
-    labelled = any(block.labels is not None for block in blocks)
-    layout = LAYOUTS[contract.packed]([[piece.slots for piece in pack] for pack in packs], contract)
-    ids = np.concatenate([piece.block.tokens[piece.begin : piece.end] for piece in pieces])
-    begins = list(accumulate([piece.end - piece.begin for piece in pieces], initial=0))
-    inputs = [ids[begin : begin + piece.slots] for begin, piece in zip(begins, pieces, strict=False)]
+    _, _, _, blocks, _, begins, ends, slots = zip(*pieces, strict=True)
+    used = {id(block): block for block in blocks}.values()
+    masked = any(block.loss_mask is not None for block in used)
+    labelled = any(block.labels is not None for block in used)
+    edges = list(accumulate(map(len, packs), initial=0))
+    layout = LAYOUTS[contract.packed]([slots[first:end] for first, end in pairwise(edges)], contract)
+    ids = np.concatenate([block.tokens[begin:end] for block, begin, end in zip(blocks, begins, ends, strict=True)])
+    places = list(accumulate(map(sub, ends, begins), initial=0))
     padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
-    tokens = layout.placed(inputs, padding)
-    mask = layout.placed(list(map(_loss_mask, pieces)), UNSUPERVISED) if masked else layout.real()
+    tokens = layout.placed([ids[at : at + each] for at, each in zip(places, slots, strict=False)], padding)
+    mask = layout.placed(list(map(_loss_mask, pieces)), UNSUPERVISED) if masked else None
     own = layout.placed(list(map(_targets, pieces)), padding) if labelled else None
-    last = ids[np.array(begins[1:]) - 1]
+    last = ids[np.array(places[1:]) - 1]
     if labelled:
         last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
     rows = []
-    segment = slot = 0
+    slot = 0
     for number, (pack, row_keys) in enumerate(zip(packs, keys, strict=True)):
         logical, physical = layout.of_row(number)
         at = slice(slot, slot := slot + physical.item(-1))
-        first, segment = segment, segment + len(pack)
+        first, end = edges[number : number + 2]
+        supervised = None if mask is None else mask[at]
         labels = None if own is None or not any(piece.block.labels is not None for piece in pack) else own[at]
-        row = Row(tokens[at], last[first:segment], mask[at], logical, physical, labels, row_keys)
+        row = Row(tokens[at], last[first:end], supervised, logical, physical, labels, row_keys)
         if labels is None:
-            row.hash_now(ids[begins[first] : begins[segment]])
+            row.hash_now(ids[places[first] : places[end]])
         rows.append(row)
     return rows
 
@@ -80,12 +83,13 @@ def segment_slots(segment: Segment) -> int:
     return segment[0].slots if len(segment) == 1 else sum(piece.end - piece.begin for piece in segment) - 1
 
 
-def slots_by_source(segments: Sequence[Segment]) -> Counter[int]:
+def slots_by_source(segments: Sequence[Segment]) -> Mapping[int, int]:
     """Logical slots of a micro-batch, by the source that gave each slot's input."""
-    slots = Counter[int]()
+    slots: defaultdict[int, int] = defaultdict(int)
     for segment in segments:
         if len(segment) == 1:
-            slots[segment[0].source] += segment[0].slots
+            (piece,) = segment
+            slots[piece.source] += piece.slots
             continue
         for piece in segment:
             slots[piece.source] += piece.end - piece.begin
@@ -139,7 +143,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(
-        cls, logical: Lengths, physical: Lengths, rows: list[tuple[int, int]], slots: Sequence[list[int]]
+        cls, logical: Lengths, physical: Lengths, rows: list[tuple[int, int]], slots: Sequence[Sequence[int]]
     ) -> _Layout:
         """From lengths of segments, [E], 0 where a row begins."""
         firsts = [first for first, _ in rows]
@@ -154,16 +158,6 @@ class _Layout(NamedTuple):
     def of_row(self, number: int) -> tuple[Offsets, Offsets]:
         first, end = self.rows[number]
         return self.logical[first:end], self.physical[first:end]
-
-    def real(self) -> npt.NDArray[np.uint8]:
-        """[N] 1 on logical slots, 0 on padding."""
-        begins = np.diff(self.physical, prepend=0).clip(0)
-        ends = np.cumsum(begins).tolist()
-        real = np.ones(ends[-1], np.uint8)
-        for end, pad in zip(ends, self.pads, strict=True):
-            if pad:
-                real[end - pad : end] = 0
-        return real
 
     def placed(self, parts: Sequence[npt.NDArray[Any]], padding: npt.NDArray[Word]) -> npt.NDArray[Word]:
         """[N] a part for each segment, followed by its padding, which gives the type of all."""
@@ -181,13 +175,13 @@ class _Layout(NamedTuple):
         return np.concatenate(placed, dtype=padding.dtype, casting="same_kind")
 
 
-def row_offsets(slots: Sequence[list[int]], contract: ResolvedContract) -> list[tuple[Offsets, Offsets]]:
+def row_offsets(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> list[tuple[Offsets, Offsets]]:
     """(logical, physical) offsets of rows whose segments have these slots; the last physical one is a row's width."""
     layout = LAYOUTS[contract.packed](slots, contract)
     return list(map(layout.of_row, range(len(slots))))
 
 
-def _packed_layout(slots: Sequence[list[int]], contract: ResolvedContract) -> _Layout:
+def _packed_layout(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> _Layout:
     """Aligned segments, then the tail, then entries up to a fixed number."""
     own_tail = contract.tail_padding is TailPadding.OWN_SEGMENT
     fixed = contract.max_segments + 2 if contract.pad_cu_seqlens and contract.max_segments else 0
@@ -219,7 +213,7 @@ def _check_room(missing: Lengths, used: Lengths, entries: Lengths, fixed: int) -
         raise ContractError(f"a row of {entries.max() - 2} segments where max_segments={fixed - 2}; raise max_segments")
 
 
-def _dense_layout(slots: Sequence[list[int]], contract: ResolvedContract) -> _Layout:
+def _dense_layout(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> _Layout:
     """A row for each segment, and empty rows where the last micro-batch has too few."""
     rows = contract.micro_batch_size
     logical = np.array(list(chain.from_iterable((0, *of, *[0] * (rows - len(of))) for of in slots)))

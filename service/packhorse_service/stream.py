@@ -23,6 +23,7 @@ from packhorse_service.blocks import Fault, Shard, TokenBlock
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
+from packhorse_service.pieces import ONE, Piece, Run, Wanted
 from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
@@ -32,19 +33,6 @@ DIFFERENT = "the samples drawn since it are not those of our data; a shard was w
 CHECKSUM_MASK = 0xFFFFFFFF
 MARK_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
 PIECES_LIMIT = 1 << 18  # drawn since the first mark: 32 KiB of a snapshot
-
-
-class Piece(NamedTuple):
-    """A sample, or a run of one: ids ``begin`` … ``end`` of its block. ``number`` counts pieces drawn."""
-
-    number: int
-    source: int
-    shard: int
-    block: TokenBlock
-    sample: int  # within the block
-    begin: int
-    end: int
-    slots: int
 
 
 class DrawnSample(NamedTuple):
@@ -120,6 +108,7 @@ class SampleStream:
         self._packed = bytearray()  # a flag for each piece drawn since the first mark
         self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
         self._eras = Eras(self._seq_length)
+        self._run: Run | None = None  # what is looked ahead at
         self._blocks.forget()
         self._open = [
             OpenBlocks(setting, self._blocks, source, joined=self._joined)
@@ -133,12 +122,44 @@ class SampleStream:
 
     # Drawing -----------------------------------------------------------------------------------------
 
-    def draw(self) -> list[Piece] | None:
-        """The pieces of the next sample: none where it is dropped or skipped. ``None`` at the end.
+    def draw(self, wanted: Wanted = ONE) -> list[Piece] | None:
+        """The pieces of the next sample, or samples: at least one, and no more than give the pieces wanted.
 
-        Raises ``SourceError`` where the data cannot be used.
+        No pieces where it is dropped or skipped, ``None`` at the end. Raises ``SourceError`` where the data cannot
+        be used.
         """
-        return self._draw(self._lengths)
+        if not self._run:
+            self._begin_run()
+        return self._draw_run(self._run, wanted) if self._run else self._draw(self._lengths)
+
+    def _begin_run(self) -> None:
+        """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
+
+        The order stands behind the run from here on; what was drawn is counted as it is. A mark ends the run.
+        """
+        self._run, source = None, self._order.alone
+        if source is None or self.watch is not None:
+            return
+        blocks = self._open[source]
+        draws = min(blocks.plain(self._seq_length), self._mark_every - self._since_mark)
+        if draws:
+            self._run = Run(blocks.ahead(draws), self._pieces, source)
+            self._order.advance_by(source, draws, self._run.ids)
+
+    def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
+        pieces, ids, slots, checksum = run.take(wanted)
+        drawn, counts = len(pieces), self._counts[pieces[0].source]
+        counts.samples += drawn
+        counts.tokens += ids
+        counts.targets += slots
+        self._checksum += checksum
+        self._draws += drawn
+        self._pieces += drawn
+        self._packed.extend(bytes(drawn))
+        self._since_mark += drawn
+        if self._since_mark >= self._mark_every:
+            self._mark()
+        return pieces
 
     def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
         """Draw a sample that is cut at each of ``lengths`` in turn."""
@@ -152,13 +173,13 @@ class SampleStream:
         if not reading.drawn_from:
             blocks.draw_from(at.shard, reading)
         shard, index, facts = at.shard, at.index, reading.facts
-        begin, end = reading.begins[index], reading.ends[index]
+        sample, begin, end, slots = reading.spans[index]
         if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
-            slots, counts = end - begin - reading.overlap, self._counts[number]
+            counts = self._counts[number]
             counts.samples += 1
             counts.tokens += end - begin
             counts.targets += slots
-            pieces = [Piece(self._pieces, number, shard, reading.block, reading.samples[index], begin, end, slots)]
+            pieces = [Piece(self._pieces, number, shard, reading.block, sample, begin, end, slots)]
             self._pieces += 1
             self._packed.append(0)
         else:
@@ -187,13 +208,13 @@ class SampleStream:
         self, source: int, shard: int, reading: Reading, index: int, lengths: Sequence[int]
     ) -> list[Piece]:
         """The pieces of a sample that may be faulty or over length."""
-        sample, whole, overlap = reading.samples[index], (reading.begins[index], reading.ends[index]), reading.overlap
-        setting, slots = self._settings[source], whole[1] - whole[0] - overlap
+        (sample, begin, end, slots), overlap = reading.spans[index], reading.overlap
+        setting, whole = self._settings[source], (begin, end)
         fault = reading.faults.get(sample)
         if slots > lengths[0] and setting.over_length is OverLength.ERROR:
             fault = _over_length(sample, reading.request.shard, reading.block, slots, lengths[0])
         if fault is not None:
-            self._skip(source, fault, whole[1] - whole[0], slots)
+            self._skip(source, fault, end - begin, slots)
             return []
         ranges = self._cut(source, whole, slots, overlap, lengths)
         if self.watch is not None:
@@ -234,6 +255,10 @@ class SampleStream:
         return ranges
 
     # What is packed ----------------------------------------------------------------------------------
+
+    def count_packed(self, source: int, slots: int) -> None:
+        """So many targets of a source are in micro-batches now."""
+        self._counts[source].packed += slots
 
     def settle(self, numbers: Iterable[int]) -> None:
         """These pieces are packed: they need not be drawn again."""

@@ -183,7 +183,7 @@ class AssemblerMachine:
 
     def next(self) -> object | None:
         while self._assembler.wants_more and self._arrived < len(self._pieces):
-            self._assembler.add(self._pieces[self._arrived])
+            self._assembler.add([self._pieces[self._arrived]])
             self._pending.append(self._arrived)
             self._arrived += 1
         assembled = self._assembler.next()

@@ -19,6 +19,7 @@ from packhorse_service.decoding import BlockLoader
 from packhorse_service.framing import FramedStep
 from packhorse_service.loading import InlineEngine
 from packhorse_service.mixing import OpenShard, Order, SourceOrder
+from packhorse_service.pieces import Wanted
 from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
 from packhorse_service.reading import OpenBlocks, Reading
 from packhorse_service.snapshot import decode_snapshot
@@ -152,8 +153,8 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
         opened[id(reading.block)] = reading
         return reading
 
-    def noted_draw(stream: SampleStream) -> list[Piece] | None:
-        pieces = draw(stream)
+    def noted_draw(stream: SampleStream, wanted: Wanted) -> list[Piece] | None:
+        pieces = draw(stream, wanted)
         drawn_from.extend(opened[id(piece.block)] for piece in pieces or [])  # one of each draw
         return pieces
 

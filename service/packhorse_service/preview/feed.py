@@ -102,7 +102,7 @@ def _facts(planned: PlannedStep, sources: int) -> StepFacts:
     facts = []
     for segments, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
         by_source = slots_by_source(segments)
-        tokens = [by_source[source] for source in range(sources)]
+        tokens = [by_source.get(source, 0) for source in range(sources)]
         facts.append(MicroBatchFacts(list(map(segment_slots, segments)), tokens, cost, supervised))
     return StepFacts(facts, planned.ranks)
 

@@ -1,0 +1,88 @@
+"""Pieces: what is drawn, packed, and laid out in rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate, cycle, islice, repeat
+from operator import sub
+from typing import NamedTuple
+
+from packhorse_service.blocks import TokenBlock
+from packhorse_service.cutting import NEVER
+from packhorse_service.reading import Ahead
+
+__all__ = ["ONE", "Piece", "Run", "Taken", "Wanted"]
+
+
+class Piece(NamedTuple):
+    """A sample, or a run of one: ids ``begin`` … ``end`` of its block. ``number`` counts pieces drawn."""
+
+    number: int
+    source: int
+    shard: int
+    block: TokenBlock
+    sample: int  # within the block
+    begin: int
+    end: int
+    slots: int
+
+
+class Wanted(NamedTuple):
+    """So many pieces, or as many as have so many units of ``multiple`` slots: whichever is reached first."""
+
+    pieces: int = NEVER
+    units: int = NEVER
+    multiple: int = 1
+
+
+ONE = Wanted(pieces=1)
+
+
+class Taken(NamedTuple):
+    """A part of a run, and its sums: ids and slots of the samples, and checksums of their blocks."""
+
+    pieces: list[Piece]
+    ids: int
+    slots: int
+    checksum: int
+
+
+class Run:
+    """Samples drawn one after the other, each a whole piece, with nothing to do for them but to count them.
+
+    All columns but the pieces are sums of what lies before, from 0 on.
+    """
+
+    def __init__(self, ahead: Ahead, number: int, source: int) -> None:
+        """Of the samples ahead in a source; the first piece has this number."""
+        samples, begins, ends, slots = zip(*ahead.spans, strict=True)
+        count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
+        columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
+        self._pieces = list(map(Piece, *columns))
+        self._ids = list(accumulate(map(sub, ends, begins), initial=0))
+        self._slots = list(accumulate(slots, initial=0))
+        checksums = cycle([block.checksum for block in ahead.blocks])
+        self._checksums = list(accumulate(islice(checksums, count), initial=0))
+        self._units, self._multiple = self._slots, 1
+        self._taken = 0
+
+    def __len__(self) -> int:
+        """Samples not taken yet."""
+        return len(self._pieces) - self._taken
+
+    @property
+    def ids(self) -> int:
+        """Of all samples."""
+        total: int = self._ids[-1]
+        return total
+
+    def take(self, wanted: Wanted) -> Taken:
+        """The next ones, as many as wanted if there are."""
+        if wanted.multiple != self._multiple:
+            self._multiple = wanted.multiple
+            units = [-(-piece.slots // wanted.multiple) for piece in self._pieces]
+            self._units = list(accumulate(units, initial=0))
+        first, most = self._taken, min(self._taken + wanted.pieces, len(self._pieces))
+        end = self._taken = bisect_left(self._units, self._units[first] + wanted.units, first + 1, most)
+        ids, slots = self._ids[end] - self._ids[first], self._slots[end] - self._slots[first]
+        return Taken(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])
