@@ -29,7 +29,10 @@ from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
 
-DIFFERENT = "the samples drawn since it are not those of our data; a shard was written anew, or is tokenised otherwise"
+DIFFERENT = (
+    "the samples drawn since it are not those of our data; a shard was written anew under the same name and size "
+    "(put it back), or is tokenised otherwise"
+)
 CHECKSUM_MASK = 0xFFFFFFFF
 MARK_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
 PIECES_LIMIT = 1 << 18  # drawn since the first mark: 32 KiB of a snapshot
