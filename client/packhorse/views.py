@@ -93,7 +93,7 @@ def view_microbatch(
     arrays = split_arrays(body.arrays, payload)
     _check_arrays(arrays, body, contract)
     logical, physical = np.array(arrays["cu_seqlens"], np.int32), np.array(arrays["cu_seqlens_padded"], np.int32)
-    geometry = _geometry(logical, physical)
+    geometry = _geometry(logical, physical, None if contract.packed else contract.micro_batch_size)
     # Before anything is made of that size.
     parts = 1 if contract.partition is Partition.WHOLE else layout.context
     if body.slots * parts != physical[-1]:
@@ -169,12 +169,15 @@ def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: Res
         raise ProtocolError(f"BATCH has {body.slots} slots, at most {contract.max_width * rows} by contract")
 
 
-def _geometry(logical: AnyArray, physical: AnyArray) -> Geometry:
+def _geometry(logical: AnyArray, physical: AnyArray, dense_rows: int | None) -> Geometry:
     if len(logical) != len(physical) or len(logical) < 2 or logical[0] != 0 or physical[0] != 0:
         raise ProtocolError("offsets must start at 0 and have one length, of at least 2")
     geometry = Geometry(logical, physical)
     if np.minimum.reduce(geometry.lengths) < 0 or np.minimum.reduce(geometry.gaps) < 0:
         raise ProtocolError("offsets must not decrease, and no segment's logical length may exceed its physical one")
+    widths = geometry.padded_lengths
+    if dense_rows is not None and (len(widths) != dense_rows or (widths != widths[0]).any()):
+        raise ProtocolError(f"offsets must be those of {dense_rows} dense rows of one width")
     return geometry
 
 
