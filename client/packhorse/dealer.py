@@ -9,6 +9,7 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -18,7 +19,7 @@ from packhorse.handshakes import Handshakes
 from packhorse.keys import ClientKey
 from packhorse.wire import Frames
 
-__all__ = ["ConnectionEvent", "Dealer"]
+__all__ = ["ConnectionEvent", "Dealer", "Stirred"]
 
 RECONNECT_MS = (100, 5_000)
 HANDSHAKE_MS = 4_000  # less than a server waits: what it closes, it closes for a reason
@@ -30,6 +31,13 @@ LEAVE_MS = 500  # how long the last message may take to leave
 class ConnectionEvent(Enum):
     UP = auto()
     DOWN = auto()
+
+
+class Stirred(NamedTuple):
+    """What there is behind a ``wait``."""
+
+    messages: bool
+    connection: bool  # events of it
 
 
 EVENTS: dict[int, ConnectionEvent] = {
@@ -111,12 +119,12 @@ class Dealer:
         """
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
-    def wait(self, timeout_s: float) -> bool:
-        """Until something happens; whether the bell was rung."""
-        rung = self._ear.fileno() in dict(self._poller.poll(int(timeout_s * 1000)))
-        if rung:
+    def wait(self, timeout_s: float) -> Stirred:
+        """Until something happens."""
+        stirred = dict(self._poller.poll(int(timeout_s * 1000)))
+        if self._ear.fileno() in stirred:
             self._ear.recv(4096)
-        return rung
+        return Stirred(messages=self._socket in stirred, connection=self._monitor in stirred)
 
     def events(self) -> Iterator[ConnectionEvent]:
         """What happened to the connection. Raises what ``Handshakes.observe`` does."""
@@ -130,14 +138,15 @@ class Dealer:
 
     def messages(self) -> Iterator[Frames]:
         """What has arrived, without copying it but for the header."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-                frames: list[bytes | memoryview] = [frame.bytes]
-                while frame.more:
-                    frame = self._socket.recv(copy=False)
-                    frames.append(frame.buffer)
-                yield frames
+        # Asked beforehand: an exception behind the last message costs as much as a message.
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frames: list[bytes | memoryview] = [self._socket.recv()]
+            more = bool(self._socket.getsockopt(zmq.RCVMORE))
+            while more:
+                frame = self._socket.recv(copy=False)
+                frames.append(frame.buffer)
+                more = frame.more
+            yield frames
 
     def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there was a connection to send it on."""

@@ -60,7 +60,7 @@ class Feed(Iterator[MicroBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         stream: str = "train",
-        window: int = 4,
+        window: int = 8,
         start_timeout: float = 540.0,
         stall_timeout: float = 540.0,
         arrays: Arrays = "torch",
@@ -278,24 +278,31 @@ class Feed(Iterator[MicroBatch]):
         if not self._finalizer.alive:
             raise PackhorseError("this Feed is closed; create another to go on")
         connection = self._connection
-        began = mark = time.monotonic()
-        with connection.changed:
-            connection.asking_since = began
-            try:
-                while not connection.handover.settled(ahead):
-                    connection.changed.wait(min(1.0, self._remaining(began)))
-                    now = time.monotonic()
-                    self._waits[connection.handover.waiting_for()] += now - mark
-                    mark = now
-                if not take:
-                    return connection.handover.peek(ahead)
-                micro_batch = connection.handover.take()
-                self._taken += micro_batch is not None
-                connection.call()  # to acknowledge it
-                return micro_batch
-            finally:
-                connection.asking_since = None
-                connection.last_asked = time.monotonic()
+        began = connection.ask()
+        try:
+            while True:
+                with connection.changed:
+                    self._wait(began, ahead)
+                    upcoming = connection.handover.peek(ahead)
+                    if upcoming is None or upcoming.rebuilt is not None:
+                        if take:
+                            self._taken += upcoming is not None
+                            connection.take()
+                        return None if upcoming is None else upcoming.rebuilt
+                connection.rebuild(upcoming)  # and look again: an attempt that began meanwhile dropped it
+        finally:
+            connection.asked()
+
+    def _wait(self, began: float, ahead: int) -> None:
+        """Until it is known what is there. Whoever calls holds the condition."""
+        connection, mark = self._connection, began
+        while not connection.handover.settled(ahead):
+            if ahead and connection.handover.unacknowledged:
+                connection.call()  # to reach so far may need the whole window, and what was taken is part of it
+            connection.changed.wait(min(1.0, self._remaining(began)))
+            now = time.monotonic()
+            self._waits[connection.handover.waiting_for()] += now - mark
+            mark = now
 
     def _remaining(self, began: float) -> float:
         session = self._connection.session

@@ -1,17 +1,40 @@
-"""What the Feed's thread and the loop share. Whoever calls holds the Feed's condition: no lock is here."""
+"""What the Feed's thread and the loop share.
+
+Whoever calls a ``Handover`` holds the Feed's condition. An ``Upcoming`` micro-batch has a lock of its own: it is
+rebuilt outside of the condition, so that meanwhile the thread reads and the loop takes what is ready.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from threading import Lock
 
 from packhorse.errors import PackhorseError
 from packhorse.microbatch import MicroBatch
 from packhorse.session import ClientSession, Effect, State
 from packhorse.state import FeedState
 
-__all__ = ["Handover"]
+__all__ = ["Handover", "Upcoming"]
+
+
+class Upcoming:
+    """A micro-batch that has arrived, and is rebuilt once: by the thread, or by a loop that comes first."""
+
+    def __init__(self, rebuild: Callable[[], MicroBatch]) -> None:
+        self.rebuilt: MicroBatch | None = None
+        self._rebuild = rebuild
+        self._lock = Lock()
+
+    def make(self) -> MicroBatch:
+        """Rebuild it where nobody has. Raises what is wrong with it, each time."""
+        with self._lock:
+            if (made := self.rebuilt) is None:
+                made = self.rebuilt = self._rebuild()
+                del self._rebuild  # and with it what arrived
+            return made
 
 
 @dataclass(slots=True)
@@ -19,7 +42,8 @@ class Handover:
     """The thread fills ``ready``, the loop takes from it; the session keeps count."""
 
     session: ClientSession
-    ready: deque[MicroBatch | None] = field(default_factory=deque)  # None is END
+    ready: deque[Upcoming | None] = field(default_factory=deque)  # None is END
+    unacknowledged: int = 0  # what was taken since the last ACK
     error: PackhorseError | None = None
     unsaid: list[Effect] = field(
         default_factory=list
@@ -35,30 +59,46 @@ class Handover:
 
     def _end_within(self, ahead: int) -> bool:
         upcoming = islice(self.ready, ahead + 1)
-        return self.session.state is State.ENDED or any(micro_batch is None for micro_batch in upcoming)
+        return self.session.state is State.ENDED or None in upcoming
 
-    def peek(self, ahead: int) -> MicroBatch | None:
-        """A micro-batch behind the next one, which stays to be taken; ``None`` behind the end."""
-        if self._end_within(ahead):
-            return None
-        if len(self.ready) > ahead:
-            return self.ready[ahead]
+    def peek(self, ahead: int) -> Upcoming | None:
+        """The next micro-batch or one behind it, which stays to be taken; ``None`` behind the end.
+
+        Raises what went wrong, behind what is ready.
+        """
+        if not self.unsaid:
+            if ahead and self._end_within(ahead):
+                return None
+            if len(self.ready) > ahead:
+                return self.ready[ahead]
         if self.error is not None:
             raise self.error
         return None
 
-    def take(self) -> MicroBatch | None:
-        """The next micro-batch, or ``None`` at an end. Raises what went wrong, behind what is ready."""
-        if self.ready and not self.unsaid:
-            micro_batch = self.ready.popleft()
-            if micro_batch is None:
-                self.session.end_handed_out()
-            else:
-                self.session.handed_out(micro_batch.position, micro_batch.row_digest)
-            return micro_batch
-        if self.error is not None:
-            raise self.error
-        return None
+    def take(self) -> None:
+        """The next micro-batch, which was rebuilt, is handed out, or the end is."""
+        if self.unsaid or not self.ready:
+            return
+        upcoming = self.ready.popleft()
+        self.unacknowledged += 1
+        if upcoming is None:
+            self.session.end_handed_out()
+        else:
+            micro_batch = upcoming.make()
+            self.session.handed_out(micro_batch.position, micro_batch.row_digest)
+
+    @property
+    def acknowledgement_due(self) -> bool:
+        """Whether the server should hear of what was taken.
+
+        It waits for whole steps, and for room in the window: while half of that is left nothing waits.
+        """
+        return 2 * self.unacknowledged >= self.session.identity.window or self.session.position.index == 0
+
+    @property
+    def raw(self) -> Upcoming | None:
+        """The first that nobody has rebuilt."""
+        return next((upcoming for upcoming in self.ready if upcoming is not None and upcoming.rebuilt is None), None)
 
     def resume(self, saved: FeedState) -> None:
         """Begin at ``saved``; the thread still has to say so to the server."""

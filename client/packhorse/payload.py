@@ -72,8 +72,8 @@ def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str,
     arrays: dict[str, AnyArray] = {}
     end = 0
     for entry in entries:
-        dtype = DTYPES.get(entry.dtype)
-        if dtype is None or entry.name in arrays or entry.length < 0 or entry.offset != _aligned(end):
+        dtype, aligned = DTYPES.get(entry.dtype), -(-end // ALIGNMENT) * ALIGNMENT
+        if dtype is None or entry.name in arrays or entry.length < 0 or entry.offset != aligned:
             raise ProtocolError(
                 f"payload table: {entry} has an unknown dtype, a name used twice, a negative length or a wrong offset"
             )

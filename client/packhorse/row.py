@@ -43,7 +43,9 @@ class Geometry:
         logical, physical = cu_seqlens.astype(np.int64), cu_seqlens_padded.astype(np.int64)
         self.starts = physical[:-1]
         self.lengths = logical[1:] - logical[:-1]
-        self.padded_lengths = physical[1:] - physical[:-1]
+        self.padded_lengths = physical[1:] - self.starts
+        self.ends = self.starts + self.lengths  # of the logical slots
+        self.gaps = self.padded_lengths - self.lengths  # padding behind each segment
         self.width = int(physical[-1])
 
     @cached_property
@@ -53,22 +55,22 @@ class Geometry:
 
     def write_positions(self, out: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """``position_ids`` into an array of [T]."""
-        return np.subtract(_counting(self.width), np.repeat(self.starts, self.padded_lengths), out=out)
+        return np.subtract(_counting(self.width), self.starts.repeat(self.padded_lengths), out=out)
 
     @cached_property
     def segments(self) -> list[slice]:
         """The logical slots of each non-empty segment."""
         occupied = self.lengths > 0
-        begins, ends = self.starts[occupied].tolist(), (self.starts + self.lengths)[occupied].tolist()
-        return list(map(slice, begins, ends))
+        return list(map(slice, self.starts[occupied].tolist(), self.ends[occupied].tolist()))
 
     @cached_property
     def padding(self) -> list[slice]:
         """The slots of each stretch of padding."""
-        padded = self.padded_lengths > self.lengths
-        begins = (self.starts + self.lengths)[padded].tolist()
-        ends = (self.starts + self.padded_lengths)[padded].tolist()
-        return list(map(slice, begins, ends))
+        (padded,) = self.gaps.nonzero()
+        if not len(padded):
+            return []
+        begins = self.ends[padded]
+        return list(map(slice, begins.tolist(), (begins + self.gaps[padded]).tolist()))
 
     @cached_property
     def real(self) -> npt.NDArray[np.bool_]:
@@ -81,7 +83,7 @@ class Geometry:
     @cached_property
     def last_slots(self) -> npt.NDArray[np.int64]:
         """[L] the slot of each non-empty segment's last logical position."""
-        return (self.starts + self.lengths - 1)[self.lengths > 0]
+        return self.ends[self.lengths > 0] - 1
 
 
 @dataclass(frozen=True)

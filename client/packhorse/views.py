@@ -10,6 +10,7 @@ Shapes: T = local slots, S = segments, L = segments of at least one real slot.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -92,8 +93,8 @@ def view_microbatch(
     """
     arrays = split_arrays(body.arrays, payload)
     _check_arrays(arrays, body, contract)
-    logical, physical = (np.array(arrays[name], np.int32) for name in OFFSETS)
-    geometry = _geometry(logical, physical)
+    logical, physical = np.array(arrays["cu_seqlens"], np.int32), np.array(arrays["cu_seqlens_padded"], np.int32)
+    geometry = _geometry(logical, physical, None if contract.packed else contract.micro_batch_size)
     # Before anything is made of that size.
     parts = 1 if contract.partition is Partition.WHOLE else layout.context
     if body.slots * parts != physical[-1]:
@@ -136,41 +137,48 @@ def view_microbatch(
 
 
 def _shaped(array: AnyArray | None, rows: tuple[int, ...]) -> AnyArray | None:
-    return None if array is None else array.reshape(rows)
+    return array if array is None or len(rows) == 1 else array.reshape(rows)
 
 
 OFFSETS = ("cu_seqlens", "cu_seqlens_padded")
-LABELS = ("labels", "own_labels", "last_targets")
+LABELS = frozenset({"labels", "own_labels", "last_targets"})
 FIXED_DTYPES = {"cu_seqlens": "<i4", "cu_seqlens_padded": "<i4", "loss_mask": "|u1", "keys": "|u1"}
-KNOWN = {*OFFSETS, *LABELS, "tokens", "loss_mask", "keys"}
+
+
+@cache
+def _dtypes(ids: np.dtype[np.generic]) -> Mapping[str, np.dtype[np.generic]]:
+    """Of each array that may come."""
+    return {name: DTYPES[dtype] for name, dtype in FIXED_DTYPES.items()} | dict.fromkeys({*LABELS, "tokens"}, ids)
 
 
 def _check_arrays(arrays: Mapping[str, AnyArray], body: BatchBody, contract: ResolvedContract) -> None:
     """Every array in its own dtype, the offsets among them, and no more slots than the contract has."""
-    at = f"BATCH {body.step}.{body.index}"
-    missing = [name for name in OFFSETS if name not in arrays]
-    if missing:
-        raise ProtocolError(f"{at} lacks the array {missing[0]!r}")
-    if not arrays.keys() <= KNOWN:
-        raise ProtocolError(f"{at} has an unknown array {min(arrays.keys() - KNOWN)!r}")
-    if ("loss_mask" in arrays) != any(name in arrays for name in LABELS):
-        raise ProtocolError(f"{at} has labels without loss_mask, or loss_mask without labels")
-    ids = narrowest(contract.vocab_size)
+    dtypes = _dtypes(narrowest(contract.vocab_size))
     for name, array in arrays.items():
-        want = DTYPES[FIXED_DTYPES[name]] if name in FIXED_DTYPES else ids
+        want = dtypes.get(name)
+        if want is None:
+            raise ProtocolError(f"BATCH {body.step}.{body.index} has an unknown array {name!r}")
         if array.dtype != want:
             raise ProtocolError(f"BATCH has {name} as {array.dtype}, must be {want}")
+    for name in OFFSETS:
+        if name not in arrays:
+            raise ProtocolError(f"BATCH {body.step}.{body.index} lacks the array {name!r}")
+    if ("loss_mask" in arrays) == LABELS.isdisjoint(arrays):
+        raise ProtocolError(f"BATCH {body.step}.{body.index} has labels without loss_mask, or loss_mask without labels")
     rows = 1 if contract.packed else contract.micro_batch_size
     if body.slots > contract.max_width * rows:
         raise ProtocolError(f"BATCH has {body.slots} slots, at most {contract.max_width * rows} by contract")
 
 
-def _geometry(logical: AnyArray, physical: AnyArray) -> Geometry:
+def _geometry(logical: AnyArray, physical: AnyArray, dense_rows: int | None) -> Geometry:
     if len(logical) != len(physical) or len(logical) < 2 or logical[0] != 0 or physical[0] != 0:
         raise ProtocolError("offsets must start at 0 and have one length, of at least 2")
     geometry = Geometry(logical, physical)
-    if geometry.lengths.min() < 0 or (geometry.padded_lengths - geometry.lengths).min() < 0:
+    if np.minimum.reduce(geometry.lengths) < 0 or np.minimum.reduce(geometry.gaps) < 0:
         raise ProtocolError("offsets must not decrease, and no segment's logical length may exceed its physical one")
+    widths = geometry.padded_lengths
+    if dense_rows is not None and (len(widths) != dense_rows or (widths != widths[0]).any()):
+        raise ProtocolError(f"offsets must be those of {dense_rows} dense rows of one width")
     return geometry
 
 
@@ -193,9 +201,9 @@ def _room(slots: int, arrays: Mapping[str, AnyArray]) -> tuple[list[Ids], Floats
     """
     supervised = "loss_mask" in arrays
     longs = 2 * ("tokens" in arrays) + supervised
-    block = np.empty(slots * (8 * longs + 4 * supervised), np.uint8)
-    wide = block[: 8 * longs * slots].view(np.int64).reshape(longs, slots)
-    return list(wide), block[wide.nbytes :].view(np.float32)
+    block = np.empty((2 * longs + supervised) * slots, np.float32)
+    wide = block[: 2 * longs * slots].view(np.int64).reshape(longs, slots)
+    return list(wide), block[2 * longs * slots :]
 
 
 def _tokens(arrays: Mapping[str, AnyArray], out: Ids) -> Ids:

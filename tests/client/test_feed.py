@@ -33,6 +33,7 @@ from packhorse import (
     ServerFailed,
     StallTimeout,
     StartTimeout,
+    TransportError,
     connection,
 )
 from packhorse.contract import resolve
@@ -305,14 +306,72 @@ def test_a_stream_is_handed_out_in_order_and_ends(endpoint: str) -> None:
     assert acknowledged[-1] == Position(3, 0), "the end is acknowledged as a step of one"
 
 
-def test_what_the_loop_takes_is_acknowledged_at_once_and_not_with_the_next_keep_alive(
+def taking(feed: Feed, count: int, server: ScriptedServer) -> list[Position]:
+    """What was acknowledged in between, once the last is."""
+    before = len(server.heard_of(Ack))
+    for _ in range(count):
+        last = next(feed).position.after(LONG_STEP)
+    wait_until(lambda: server.heard_of(Ack)[-1].position == last, f"the ACK of {last}")
+    return [ack.position for ack in server.heard_of(Ack)[before:]]
+
+
+LONG_STEP = 10  # micro-batches
+IN_LONG_STEPS = replace(WELCOME, contract=replace(CONTRACT, global_batch_size=LONG_STEP))
+A_LONG_STEP: tuple[Reply, ...] = (IN_LONG_STEPS, *(batch(0, index) for index in range(LONG_STEP)))
+
+
+def test_half_a_window_and_a_step_are_acknowledged_and_do_not_wait_for_the_next_keep_alive(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Between them nothing is: the server waits for nothing less."""
     monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
-    with ScriptedServer(endpoint, saying(*TWO_STEPS[:4])) as server, feed_from(endpoint) as feed:
-        for after in (Position(0, 1), Position(1, 0), Position(1, 1)):
-            next(feed)
-            wait_until(lambda: server.heard_of(Ack)[-1].position == after, f"the ACK of {after}")  # noqa: B023
+    with ScriptedServer(endpoint, saying(*A_LONG_STEP)) as server, feed_from(endpoint, window=8) as feed:
+        wait_until(lambda: bool(server.heard_of(Ack)), "the ACK of WELCOME")
+        assert taking(feed, 4, server) == [(0, 4)]
+        assert taking(feed, 4, server) == [(0, 8)]
+        assert taking(feed, 2, server) == [(1, 0)]
+
+
+def test_a_chunk_that_waits_far_ahead_has_the_server_know_what_was_taken(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of no more than it needs has no room for what is taken and not acknowledged."""
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
+    later = {Position(0, 1): batch(0, 5)}
+
+    def script(message: Message) -> Sequence[Reply]:
+        if isinstance(message, Hello):
+            return [IN_LONG_STEPS, *(batch(0, index) for index in range(5))]
+        return [later.pop(message.position)] if isinstance(message, Ack) and message.position in later else ()
+
+    with ScriptedServer(endpoint, script), feed_from(endpoint, window=5) as feed:
+        first, last = feed.chunks(2)
+        taken = [next(first).index for _ in range(5)]
+        assert next(last).index == 0
+        assert [*taken, next(first).index] == [*range(6)]
+
+
+def upcoming(feed: Feed) -> list[bool]:
+    """Whether each micro-batch that is ready is rebuilt."""
+    return [
+        micro_batch is not None and micro_batch.rebuilt is not None for micro_batch in feed._connection.handover.ready
+    ]
+
+
+def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning, and while it is away; without a message or a keep-alive in between."""
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
+    with ScriptedServer(endpoint, saying(*A_LONG_STEP)), feed_from(endpoint) as feed:
+        wait_until(lambda: upcoming(feed) == [True] * LONG_STEP, "all of them")
+
+
+def test_a_loop_that_asks_again_at_once_rebuilds_what_it_takes(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "AWAY_S", 600.0)
+    with ScriptedServer(endpoint, saying(*A_LONG_STEP)), feed_from(endpoint) as feed:
+        wait_until(lambda: len(upcoming(feed)) == LONG_STEP, "all of them")
+        taken = [next(feed) for _ in range(4)]
+        assert upcoming(feed) == [False] * 6
+        assert all(micro_batch.computed_digest() == micro_batch.row_digest for micro_batch in taken)
 
 
 def test_hello_says_what_this_reader_declares(endpoint: str) -> None:
@@ -423,6 +482,36 @@ def test_what_was_ready_before_an_error_is_handed_out_and_closing_stays_possible
         with pytest.raises(ProtocolError):
             next(feed)
         feed.close()
+
+
+@pytest.mark.parametrize("away_s", [0.0, 600.0], ids=["found by the thread", "found by the loop"])
+def test_a_payload_that_does_not_fit_is_raised_in_its_place_and_ends_the_thread(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, away_s: float
+) -> None:
+    monkeypatch.setattr(connection, "AWAY_S", away_s)
+    bad = [encode(batch(0, 1)), b"no such payload"]
+    with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0), bad, batch(1, 0))), feed_from(endpoint) as feed:
+        assert next(feed).position == ORIGIN
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match="payload"):
+                next(feed)
+            assert feed.position == (0, 1)
+        wait_until(lambda: not feed._thread.is_alive(), "the end of the thread")
+
+
+@pytest.mark.parametrize("away_s", [0.0, 600.0], ids=["found by the thread", "found by the loop"])
+def test_whatever_fails_while_a_micro_batch_is_rebuilt_is_raised_in_the_loop(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, away_s: float
+) -> None:
+    def fails(*_: object) -> MicroBatch:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(connection, "AWAY_S", away_s)
+    monkeypatch.setattr(connection, "view_microbatch", fails)
+    with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0))), feed_from(endpoint) as feed:
+        with pytest.raises(TransportError, match="the feed failed: MemoryError: no room"):
+            next(feed)
+        wait_until(lambda: not feed._thread.is_alive(), "the end of the thread")
 
 
 # Leaving --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.context_parallel import Partition
-from packhorse.contract import BatchContract, TailPadding, resolve
+from packhorse.contract import BatchContract, Packing, TailPadding, resolve
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
@@ -377,6 +377,21 @@ WHOLE = worked_example(Partition.WHOLE)
 def test_arrays_that_do_not_fit_one_another_are_refused(case: RowCase, arrays: dict[str, AnyArray | None]) -> None:
     with pytest.raises(ProtocolError):
         damaged(case, arrays)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("ends", [(12, 32), (32,), (8, 16, 32)], ids=["two widths", "one row", "three rows"])
+def test_dense_rows_of_another_number_or_of_two_widths_are_refused(ends: tuple[int, ...], context: int) -> None:
+    """Each is cut as the first is: a slice of others would have fewer slots than it says, or the wrong ones."""
+    rows = [sample_of(*range(10, 26)), sample_of(*range(30, 46))]
+    declared: dict[str, Any] = {"packing": Packing.NONE, "micro_batch_size": 2, "segment_multiple": 16}
+    layout = ParallelLayout(context=context)
+    partition = Partition.ZIGZAG if context > 1 else Partition.WHOLE
+    dense = case_of(rows, layout, partition=partition, pad_to_max_length=False, **declared)
+    assert deliver(dense, 0).tokens.shape == (2, 16 // context)
+    offsets = ints(0, *ends)
+    with pytest.raises(ProtocolError, match="2 dense rows of one width"):
+        damaged(dense, {"cu_seqlens": offsets, "cu_seqlens_padded": offsets})
 
 
 def test_a_slice_without_labels_is_refused_by_name() -> None:

@@ -14,7 +14,7 @@ from packhorse_service.trainer_file import TrainerFile, load_trainer
 
 __all__ = ["tap_command"]
 
-WINDOW = 4
+WINDOW = 8
 
 
 def tap_command(
