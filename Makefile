@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test hostile models soak lint types check clean
+.PHONY: demo test long models soak lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
-	$(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/fuzz --ignore tests/hostile
+	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %)
 
-hostile: $(VENV)/installed  ## every decoder fuzzed, a server attacked while ranks read from it (four minutes)
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz
-	$(BIN)/python -m pytest tests/hostile
+LONG := tests/fuzz tests/faults tests/loadtest tests/hostile
+
+long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests; a server attacked while ranks read from it
+	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
+	$(BIN)/python -m pytest tests/hostile  # alone: it compares the throughput of ranks
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models
@@ -30,7 +32,7 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test long
 
 clean:
 	rm -rf $(VENV) demo-out

@@ -58,7 +58,8 @@ FAULTS = {
         "service/packhorse_service/meeting.py",
         "self._returning.setdefault(hello.attempt, {})",
         "self._returning.setdefault(next(iter(self._returning), hello.attempt), {})",
-        r"WELCOME to another attempt|rank 1 \(.*: not connected",  # which ended the other rank
+        # The other rank ends, or is left without rows.
+        r"WELCOME to another attempt|rank 1 \(.*: not connected|stall_timeout",
         zombie_of_an_older_attempt,
     ),
     "floor ignored": Fault(
