@@ -19,18 +19,24 @@ from packhorse.handshakes import Handshakes
 from packhorse.keys import ClientKey
 from packhorse.wire import Frames
 
-__all__ = ["ConnectionEvent", "Dealer", "Stirred"]
+__all__ = ["ConnectionEvent", "Dealer", "Stirred", "readable"]
 
 RECONNECT_MS = (100, 5_000)
 HANDSHAKE_MS = 4_000  # less than a server waits: what it closes, it closes for a reason
 HEARTBEAT_MS = 2_000
 SEND_MS = 1_000  # how long a connection that is being made may take to accept a message
+READABLE = int(zmq.POLLIN)
 LEAVE_MS = 500  # how long the last message may take to leave
 
 
 class ConnectionEvent(Enum):
     UP = auto()
     DOWN = auto()
+
+
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits: cheaper to ask than to poll, or to try in vain, which costs as much as a message."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
 class Stirred(NamedTuple):
@@ -138,8 +144,7 @@ class Dealer:
 
     def messages(self) -> Iterator[Frames]:
         """What has arrived, without copying it but for the header."""
-        # Asked beforehand: an exception behind the last message costs as much as a message.
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while readable(self._socket):
             frames: list[bytes | memoryview] = [self._socket.recv()]
             more = bool(self._socket.getsockopt(zmq.RCVMORE))
             while more:

@@ -16,13 +16,14 @@ from itertools import repeat
 
 import zmq
 
-__all__ = ["Change", "Connections", "readable"]
+from packhorse.dealer import readable
+
+__all__ = ["Change", "Connections"]
 
 COUNTED = (socket.AF_INET, socket.AF_INET6)
 EVENT = struct.Struct("=Hi")  # what it is, and of which connection
 RECEIVED = struct.Struct("128xQ")  # tcpi_bytes_received of Linux's struct tcp_info
 CHANGES_AT_ONCE = 8192
-READABLE = int(zmq.POLLIN)
 
 
 class Change(Enum):
@@ -31,11 +32,6 @@ class Change(Enum):
 
 
 EVENTS: dict[int, Change] = {zmq.EVENT_ACCEPTED: Change.OPENED, zmq.EVENT_DISCONNECTED: Change.CLOSED}
-
-
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message waits: cheaper to ask than to poll, or to try in vain."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
 class Connections:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from packhorse.dealer import readable
 from packhorse.errors import ConfigError, TransportError
 from packhorse.wire import Frames
-from packhorse_service.connections import Connections, readable
+from packhorse_service.connections import Connections
 from packhorse_service.keys import Curve, Gate
 from packhorse_service.listening import require_private, require_private_folder
 from packhorse_service.socket_file import SocketFile

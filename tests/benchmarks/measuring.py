@@ -10,7 +10,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,71 +19,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from packhorse_service.loadtest.observing import observe, observe_all, processor
+
 __all__ = [
     "MemoryWatch",
     "best_cpu_seconds",
     "console",
     "cpu_seconds",
-    "family",
     "machine_table",
     "markdown",
     "pss_bytes",
 ]
 
-TICKS = os.sysconf("SC_CLK_TCK")
-PROC = Path("/proc")
 NO_TERMINAL = 180  # columns
 
 
 # Processes ----------------------------------------------------------------------------------------------
 
 
-def family(pid: int) -> list[int]:
-    """A process and all its living descendants."""
-    found, waiting = [], [pid]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += _children(found[-1])
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for path in (PROC / str(pid) / "task").glob("*/children") for child in _words(path)]
-    except OSError:  # it has ended meanwhile
-        return []
-
-
-def _words(path: Path) -> list[str]:
-    return path.read_text().split()
-
-
 def cpu_seconds(pid: int) -> float:
     """User and system seconds that a process and its children, living or waited for, have used."""
-    return sum(_used(member) for member in family(pid))
-
-
-def _used(pid: int) -> float:
-    try:
-        behind_name = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, behind_name[11:15])) / TICKS  # its own user and system time, and of its children
+    usage = observe(pid)
+    return usage.cpu_s if usage else 0.0
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
     """Memory of these processes and their children, what they share counted once."""
-    return sum(_pss(member) for pid in pids for member in family(pid))
-
-
-def _pss(pid: int) -> int:
-    try:
-        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass  # it has ended meanwhile
-    return 0
+    usage = observe_all(pids)
+    return usage.memory_bytes if usage else 0
 
 
 class MemoryWatch:
@@ -137,7 +99,7 @@ def machine_table() -> Table:
     """What a reader must know to compare figures."""
     table = Table("machine", "")
     for name, value in {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": f"{os.cpu_count()}, of which {len(os.sched_getaffinity(0))} usable",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
@@ -148,15 +110,6 @@ def machine_table() -> Table:
     }.items():
         table.add_row(name, value)
     return table
-
-
-def _processor() -> str:
-    models = [line.partition(":")[2].strip() for line in _lines(PROC / "cpuinfo") if line.startswith("model name")]
-    return models[0] if models else platform.machine()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
 
 
 def markdown(table: Table) -> str:

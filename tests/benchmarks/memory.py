@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 from rich.table import Table
 
+from packhorse_service.sparkline import sparkline
 from tests.benchmarks.children import Child, server_of
 from tests.benchmarks.measuring import MemoryWatch, console
 from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards
@@ -29,7 +30,6 @@ from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards
 __all__ = ["tables"]
 
 MIB = 1 << 20
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24  # of a sparkline
 SHARDS, SAMPLES = 16, 1024
 
@@ -108,10 +108,10 @@ def bound_of(config: Path) -> int:
     return int(json.loads(done.stdout)["derived"]["memory_bound_bytes"])
 
 
-def sparkline(seen: Sequence[tuple[float, int]], top: int) -> str:
+def memory_line(seen: Sequence[tuple[float, int]], top: int) -> str:
     """Memory over time, from nothing to ``top``."""
     chunks = np.array_split(np.array([size for _, size in seen]), WIDTH)
-    return "".join(BARS[int(min(chunk.max() / top, 0.999) * len(BARS))] for chunk in chunks if len(chunk))
+    return sparkline([float(chunk.max()) for chunk in chunks if len(chunk)], 0.0, top)
 
 
 def slope(seen: Sequence[tuple[float, int]]) -> float:
@@ -137,7 +137,7 @@ def memory_table(folder: Path, cases: Sequence[Case], seconds: float) -> Table:
             f"{seen.bound / MIB:.0f}",
             f"{peak / seen.bound:.0%}",
             f"{60 * slope(seen.server) / MIB:+.1f}",
-            sparkline(seen.server, peak),
+            memory_line(seen.server, peak),
             f"{max(size for _, size in seen.ranks) / MIB:.0f}",
             f"{seen.tokens / 1e6:.0f}",
         )

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
+from packhorse_service.loadtest.observing import family
+from packhorse_service.sparkline import BARS
 from tests.benchmarks import bare_path
 from tests.benchmarks.__main__ import CHAPTERS, chapter
 from tests.benchmarks.children import Child
 from tests.benchmarks.consuming import Tally
-from tests.benchmarks.measuring import MemoryWatch, cpu_seconds, family, markdown, pss_bytes
-from tests.benchmarks.memory import BARS, WIDTH, slope, sparkline
+from tests.benchmarks.measuring import MemoryWatch, cpu_seconds, markdown, pss_bytes
+from tests.benchmarks.memory import WIDTH, memory_line, slope
 from tests.benchmarks.token_shards import TokenShards
 from tests.benchmarks.whole_path import Row, Way, measure, whole_path_tables
 
@@ -104,7 +106,7 @@ def test_a_table_in_markdown_has_its_title_its_rows_and_its_caption() -> None:
 
 def test_memory_over_time_is_drawn_from_nothing_to_the_top_and_has_a_slope() -> None:
     seen = [(float(second), 100 + 10 * second) for second in range(100)]
-    line = sparkline(seen, 1090)
+    line = memory_line(seen, 1090)
     assert len(line) == WIDTH
     assert line[0] == BARS[1]
     assert line[-1] == BARS[-1]

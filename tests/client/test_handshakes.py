@@ -55,7 +55,9 @@ def test_the_server_holds_another_key_where_it_encrypts_and_closes_handshakes_in
 
 def test_a_server_that_closes_at_random_what_comes_too_fast_is_not_taken_for_another() -> None:
     answers = itertools.cycle(["CURVE"] * (CLOSED_LIMIT - 1) + [None])
-    close(Handshakes("tcp://host:1", KEY, ask=lambda endpoint: next(answers)), 10 * CLOSED_LIMIT)
+    judged = Handshakes("tcp://host:1", KEY, ask=lambda endpoint: next(answers))
+    close(judged, 10 * CLOSED_LIMIT)
+    assert judged.trouble, "it goes on trying, and says why"
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["a key", "no key"])

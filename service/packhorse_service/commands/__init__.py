@@ -91,8 +91,8 @@ def serve(
     refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
         log.warning("%s", warning)
-    readers = sum(len(readers_of(stream.layout, stream.contract.readers)) for stream in plans)
-    allow_open_files(Limits.for_readers(readers).connections, ahead=ACCEPTED_AHEAD)
+    readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
+    allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
     with ExitStack() as engines:
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:
@@ -107,9 +107,8 @@ def serve(
         )
         if endpoint_file is not None:
             server.publish_endpoint(endpoint_file)
-        for stream in plans:
-            readers = len(readers_of(stream.layout, stream.contract.readers))
-            log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
+        for stream, count in zip(plans, readers, strict=True):
+            log.info("listening on %s for %d readers of %s, %s", server.endpoint, count, stream.name, stream.layout)
         gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
         with server.stopped_by_signals():
             return 0 if server.serve() else 1

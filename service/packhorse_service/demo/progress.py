@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from packhorse_service.demo.report import StepReport
+from packhorse_service.sparkline import sparkline
 
 __all__ = ["Progress", "Training"]
 
-BARS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # columns of the loss curve
 LINE_EVERY_S = 5.0
 
@@ -126,5 +126,4 @@ def _curve(losses: list[float]) -> str:
     if not losses:
         return ""
     low, high = min(losses), max(losses)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((loss - low) * scale)] for loss in losses[-CURVE:])
+    return sparkline(losses[-CURVE:], low, high)

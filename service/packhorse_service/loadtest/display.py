@@ -15,11 +15,11 @@ from packhorse_service.loadtest.coordinator import Show
 from packhorse_service.loadtest.outcome import Moment
 from packhorse_service.loadtest.preparing import Plan
 from packhorse_service.loadtest.words import mebibytes, number
+from packhorse_service.sparkline import sparkline
 
 __all__ = ["Display"]
 
 LINE_EVERY_S = 5.0
-BARS = "▁▂▃▄▅▆▇█"
 CURVE = 40  # columns of the throughput
 
 
@@ -113,4 +113,4 @@ class View:
     def _curve(self) -> str:
         shown = self._rates[-CURVE:]
         top = max(shown, default=0.0)
-        return "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in shown) if top else ""
+        return sparkline(shown, 0.0, top) if top else ""

@@ -6,12 +6,13 @@ From Linux's ``/proc``. Memory is the proportional set size: what several proces
 from __future__ import annotations
 
 import os
+import platform
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Usage", "observe", "observe_all"]
+__all__ = ["Usage", "family", "observe", "observe_all", "processor"]
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -28,18 +29,34 @@ class Usage:
     open_files: int
 
 
+def processor() -> str:
+    """Its model, as far as it tells."""
+    try:
+        lines = (PROC / "cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []  # not Linux
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def family(pid: int, proc: Path = PROC) -> list[int]:
+    """A process and all its living descendants; nothing where it has ended, or cannot be seen."""
+    stats = _stats(proc)
+    return list(_family(pid, stats)) if pid in stats else []
+
+
 def observe(pid: int, proc: Path = PROC) -> Usage | None:
     """What the process and its descendants take; ``None`` where that cannot be seen, or it has ended."""
-    parents = {int(entry.name): stat for entry in _processes(proc) if (stat := _stat(entry)) is not None}
-    if pid not in parents:
+    stats = _stats(proc)
+    if pid not in stats:
         return None
-    family = list(_family(pid, parents))
-    cpu = sum(int(ticks) for member in family for ticks in parents[member][TIMES]) / TICKS
+    members = list(_family(pid, stats))
+    cpu = sum(int(ticks) for member in members for ticks in stats[member][TIMES]) / TICKS
     try:
         open_files = len(os.listdir(proc / str(pid) / "fd"))
     except OSError:
         return None  # it ended meanwhile, or is somebody else's
-    return Usage(cpu, sum(_memory(proc / str(member)) for member in family), open_files)
+    return Usage(cpu, sum(_memory(proc / str(member)) for member in members), open_files)
 
 
 def observe_all(pids: Iterable[int], proc: Path = PROC) -> Usage | None:
@@ -57,6 +74,10 @@ def _figures(usage: Usage) -> tuple[float, int, int]:
 
 def _processes(proc: Path) -> list[Path]:
     return [entry for entry in proc.iterdir() if entry.name.isdecimal()] if proc.is_dir() else []
+
+
+def _stats(proc: Path) -> dict[int, list[str]]:
+    return {int(entry.name): stat for entry in _processes(proc) if (stat := _stat(entry)) is not None}
 
 
 def _stat(process: Path) -> list[str] | None:

@@ -17,6 +17,7 @@ from packhorse_service.config import ServeConfig, load_config
 from packhorse_service.keygen import make_client, make_server
 from packhorse_service.keys import ALL
 from packhorse_service.loadtest.messages import Job
+from packhorse_service.loadtest.observing import processor
 from packhorse_service.loadtest.outcome import Setting
 from packhorse_service.loadtest.scenario import Scenario, SyntheticConfig, Transport
 from packhorse_service.loadtest.synthetic import write_synthetic_feed
@@ -168,14 +169,4 @@ def _counted(ranks: Sequence[int], layout: ParallelLayout) -> frozenset[int]:
 
 
 def _machine() -> str:
-    model = next(iter(_cpu_models()), platform.processor() or platform.machine())
-    cores = os.cpu_count() or 1
-    return f"{model}, {cores} cores, {platform.system()}, Python {platform.python_version()}"
-
-
-def _cpu_models() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []  # not Linux
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{processor()}, {os.cpu_count() or 1} cores, {platform.system()}, Python {platform.python_version()}"
