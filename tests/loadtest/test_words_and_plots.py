@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from packhorse_service.loadtest.plots import BOTTOM, LEFT, RIGHT, TOP, Linear, Log, across, line, up
@@ -33,6 +33,7 @@ def test_sizes_have_units() -> None:
 
 
 @given(st.lists(st.floats(0, 1e12), min_size=1), st.floats(-1e3, 1e13))
+@example([5e-324], 0.0)  # under the least normal number, logarithms and divisions end
 def test_whatever_is_drawn_stays_inside_the_frame(values: list[float], at: float) -> None:
     for scale in (Linear.upto(values), Log.around(values, 0.1)):
         assert LEFT <= across(scale, at) <= RIGHT

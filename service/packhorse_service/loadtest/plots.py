@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 462, 14, 208  # the frame inside it
 STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 TICKS = 5
 ROOM = 1.08  # above the highest value
+NOTHING = 1e-300  # below it, a scale has no ticks: their distance would not be a normal number
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ class Linear:
 
     @staticmethod
     def upto(values: Iterable[float]) -> Linear:
-        """From 0 to a little over the highest."""
-        return Linear(0.0, max(values, default=0.0) * ROOM or 1.0)
+        """From 0 to a little over the highest; what is all but 0 has the scale of nothing."""
+        top = max(values, default=0.0) * ROOM
+        return Linear(0.0, top if top > NOTHING else 1.0)
 
     def part(self, value: float) -> float:
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
