@@ -1,0 +1,181 @@
+"""The status of a server at one moment, described: what ``/status.json`` says, and all else is made from.
+
+Times are ages in seconds at that moment: clocks of two machines need not agree. Counts are since the server
+started. A *cause* (``stalls``) is one word for why a reader has not got what it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Cause",
+    "Event",
+    "LoaderStatus",
+    "Moment",
+    "PackStatus",
+    "ReaderState",
+    "ReaderStatus",
+    "ServerStatus",
+    "SourceStatus",
+    "Stall",
+    "StreamStatus",
+]
+
+
+class Cause(StrEnum):
+    """Why somebody waits."""
+
+    STARTUP = "startup"  # not all readers are here, or the stream is being brought to where they stand
+    LOADING = "loading"  # the next step waits for data to be read
+    PACKING = "packing"  # the next step is being packed and built
+    NETWORK = "network"  # a reader is not connected, not heard, or has not got what was sent
+    SLOW_PEER = "slow_peer"  # the stream waits for other readers
+    TRAINER = "trainer"  # its own training loop is not asking
+
+
+class ReaderState(StrEnum):
+    """What one reader is doing."""
+
+    ABSENT = "absent"  # has not come
+    FORMING = "forming"  # is here, and waits for the attempt to begin
+    RECEIVING = "receiving"  # gets what it asks for
+    TRAINING = "training"  # its loop is at work on what it took
+    WAITING = "waiting"  # asks, and has not got its next micro-batch
+    LOST = "lost"  # not connected, or not heard
+    LEFT = "left"  # said BYE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderStatus:
+    """One reader of a stream. Positions are (step, index) of its next micro-batch."""
+
+    rank: int
+    at: str  # its coordinates
+    state: ReaderState
+    cause: Cause | None = None  # of a reader that waits or is lost, or of one whose loop is not asking
+    why: str = ""  # the same as a sentence
+    taken: tuple[int, int] = (0, 0)  # handed out to its loop: everything before this
+    sent: tuple[int, int] = (0, 0)
+    ready: int = 0  # micro-batches sent that its loop has not taken
+    lag: int = 0  # micro-batches behind the furthest reader
+    loop_age_s: float = 0.0  # since its loop last asked; 0 while it asks
+    silence_s: float = 0.0  # since it was last heard
+    waits_s: float = 0.0  # for so long now
+    waited_s: float = 0.0  # in all, to the second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """What keeps a stream from going on: the first cause, not what follows from it."""
+
+    cause: Cause
+    why: str
+    since_s: float
+    waiting: int  # readers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """One source of a stream, in what was packed since the stream began or was restored."""
+
+    name: str
+    samples: int  # drawn
+    tokens: int  # ids drawn
+    packed: int  # targets in micro-batches
+    pending: int  # targets that wait to be packed
+    skipped: int  # samples whose content is unusable
+    lost_samples: int  # dropped for their length
+    lost_tokens: int  # dropped or cut off for their length
+    share: float  # of the tokens of all sources so far
+    weight: float  # what its share shall be
+    epoch: int
+    epochs: int | None  # None: endless
+    progress: float  # of this epoch: shards that were opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStatus:
+    workers: int  # processes; 0: the server loads itself
+    busy: float  # share of them that were at work over the last half minute
+    restarts: int  # processes that died and were replaced
+    waits_for: str = ""  # the block that the next step waits for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackStatus:
+    """One row of the last step: slots of each segment, with and without its alignment padding."""
+
+    width: int
+    lengths: tuple[int, ...]
+    padded_lengths: tuple[int, ...]  # the padding behind the last segment is in none
+    rank: int  # data-parallel
+    index: int
+    filler: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One second of the past."""
+
+    age_s: float
+    tokens_per_s: float  # delivered: of steps that every reader has taken
+    fill: float  # useful, of the steps made in it; 0 where none was
+    waiting: int  # readers
+    held: int  # steps made, and not yet taken by all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatus:
+    name: str
+    phase: str  # forming, restoring, welcoming, running, ended, failed
+    phase_s: float
+    attempt: int
+    step: int  # where the slowest reader stands
+    stall: Stall | None
+    failure: str | None
+    contract: Mapping[str, str | int | float | bool | None]
+    derived: Mapping[str, str | int | float]  # what follows from it: micro-batches a step, alignment, fingerprint …
+    readers: tuple[ReaderStatus, ...]
+    sources: tuple[SourceStatus, ...]
+    loaders: LoaderStatus
+    packs: tuple[PackStatus, ...]  # some of the last step
+    held: int  # steps made, and not yet taken by all
+    steps_ahead: int
+    steps: int  # made
+    delivered_steps: int  # taken by every reader
+    microbatches: int  # made
+    tokens: int
+    loss_tokens: int
+    slots: int
+    fill: float  # of the last step: slots of segments with their alignment padding, by row slots
+    useful_fill: float  # of the last step: tokens by row slots
+    snapshot_bytes: int
+    replayed: int  # micro-batches sent again
+    reconnects: int
+    rejects: Mapping[str, int]  # by rule
+    stalled_s: Mapping[str, float]  # by cause, to the second
+    history: tuple[Moment, ...] = ()  # oldest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A line of the log worth a look: a warning or an error."""
+
+    age_s: float
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    version: str
+    endpoint: str
+    uptime_s: float
+    age_s: float  # of this description, when it is given out: how long ago the data loop turned
+    connections: int
+    ready: bool  # the first step of the first stream is made
+    streams: tuple[StreamStatus, ...]
+    events: tuple[Event, ...] = ()  # the last first
