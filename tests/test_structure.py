@@ -47,6 +47,8 @@ SOCKETS = {
     "packhorse_service/keygen.py": "has ZeroMQ make a pair of keys; opens no socket",
     "packhorse_service/router.py": "is the server's socket",
     "packhorse_service/connections.py": "closes single connections of the server's socket",
+    "packhorse_service/supervision.py": "tells systemd that the server's loop turns",
+    "packhorse_service/monitoring/web.py": "is the status page's HTTP server",
     "packhorse_service/loadtest/swarm.py": "has the sockets of many simulated ranks under one selector and context",
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }

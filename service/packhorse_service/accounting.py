@@ -7,10 +7,13 @@ It holds at any moment, for each source. A target is an (input, label) pair: a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["SourceCounts", "describe_counts"]
+from packhorse_service.blocks import BlockRequest
+
+__all__ = ["Progress", "SourceCounts", "describe_counts"]
 
 
 @dataclass(slots=True)
@@ -35,6 +38,15 @@ class SourceCounts:
     def pending(self) -> int:
         """Targets that wait to be packed."""
         return self.targets - self.packed - self.lost_tokens - self.left_over
+
+
+class Progress(NamedTuple):
+    """Of a pipeline that runs."""
+
+    counts: Mapping[str, SourceCounts]
+    epochs: Sequence[tuple[int, int]]  # of each source: the epoch, and how many of its shards were opened
+    loading: int  # blocks under way
+    waits_for: BlockRequest | None  # the block without which nothing goes on
 
 
 def describe_counts(counts: Mapping[str, SourceCounts]) -> Iterator[str]:

@@ -48,6 +48,7 @@ __all__ = [
     "check_access",
     "check_config",
     "check_streams",
+    "derived_values",
     "explain_rule",
     "fill_bound",
     "load_lengths",
@@ -136,7 +137,7 @@ def check_config(
     declared = replace(reader.contract, trainer=facts)
     violations = compare(declared, reader.layout or layout, reader.window, contract, layout)
     check_window(config.packing.window, contract)
-    derived = _derived(contract, layout)
+    derived = derived_values(contract, layout)
     if lengths is not None:
         derived["lengths"] = fill_bound(lengths, contract)
     not_checked = unchecked(Case(layout, contract, facts, reader.window))
@@ -144,7 +145,7 @@ def check_config(
     return Report(tuple(violations), tuple(not_checked), derived, memory)
 
 
-def _derived(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
+def derived_values(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
     """What follows from the layout and the contract; sizes in slots and bytes."""
     return {
         "layout": str(layout),

@@ -38,6 +38,7 @@ from packhorse_service.cutting import OverLength
 from packhorse_service.decoding import BLOCK_BYTES
 from packhorse_service.identity import CHANGES
 from packhorse_service.mixing import MixBy, OnEnd
+from packhorse_service.monitoring.address import AUTO, address_of
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
 
@@ -207,6 +208,8 @@ class ServeConfig(Section):
 
     listen: str = "tcp://127.0.0.1:5555"  # elsewhere than on loopback or ipc only with curve, or serve --insecure
     curve: CurveConfig | None = None
+    # HOST:PORT of the status page, the metrics and the probes; auto: on loopback, at 9555 beside 5555; null: nowhere.
+    monitor: str | None = AUTO
     seed: int = Field(default=0, ge=0)
     date: Annotated[str | None, BeforeValidator(_date)] = Field(
         default=None, pattern=r"^\d{4}-\d{2}-\d{2}$"
@@ -227,6 +230,12 @@ class ServeConfig(Section):
     # A reader that nothing was heard from for so long is looked for where the endpoint's name points by then.
     rejoin_after_s: float = Field(default=60.0, ge=2, allow_inf_nan=False)
     keys: bool = False  # send each segment's (source, shard, key)
+
+    @field_validator("monitor")
+    @classmethod
+    def _address(cls, monitor: str | None) -> str | None:
+        address_of(monitor, "")
+        return monitor
 
     @field_validator("streams")
     @classmethod

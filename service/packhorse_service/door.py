@@ -43,6 +43,11 @@ class Door:
         """How soon connections are to be looked at again."""
         return self._admission.look_s
 
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return len(self._admission)
+
     def watch(self, now: float) -> None:
         """Follow who connects and leaves; close those that say nothing, and those that send what becomes no message."""
         self._follow(now)

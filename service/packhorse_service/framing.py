@@ -20,7 +20,7 @@ from packhorse.stages import needed, stage_of
 from packhorse.views import EVERYTHING, view_arrays
 from packhorse.wire import BatchBody
 
-__all__ = ["FramedStep", "View", "ViewKey", "frame_step", "view_of"]
+__all__ = ["FramedStep", "StepTotals", "View", "ViewKey", "frame_step", "view_of"]
 
 
 class ViewKey(NamedTuple):
@@ -39,6 +39,16 @@ class View:
     payload: bytearray
 
 
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Over the micro-batches of all data-parallel ranks; a filler is all padding."""
+
+    microbatches: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    slots: int = 0  # of the rows, padding included
+
+
 @dataclass(slots=True)
 class FramedStep:
     """A whole step, ready to send; ``snapshot`` is the stream behind it."""
@@ -49,6 +59,8 @@ class FramedStep:
     views: dict[ViewKey, tuple[View, ...]] = field(default_factory=dict)  # [num_microbatches] each
     # (data-parallel rank, index) -> the samples of that row, for people
     origin: Callable[[int, int], str] = field(default=lambda rank, index: "", compare=False, repr=False)
+    totals: StepTotals = StepTotals()
+    rows: Sequence[Sequence[Row]] = field(default=(), compare=False, repr=False)  # [rank][index], for people
 
     def of(self, key: ViewKey) -> tuple[View, ...]:
         """One view of each micro-batch, made when first asked for."""
@@ -78,10 +90,12 @@ def frame_step(
     The views of every coordinate are made here; those of a multi-token-prediction stage when they are asked for.
     """
     everything = [row for of_rank in rows for row in of_rank]
-    totals = {
-        "step_tokens": sum(row.num_tokens for row in everything if not row.filler),
-        "step_loss_tokens": sum(row.num_loss_tokens for row in everything),
-    }
+    totals = StepTotals(
+        len(everything),
+        sum(row.num_tokens for row in everything if not row.filler),
+        sum(row.num_loss_tokens for row in everything),
+        sum(row.width for row in everything),
+    )
     digests = [[row.digest(step, index) for index, row in enumerate(of_rank)] for of_rank in rows]
 
     def frame(key: ViewKey) -> tuple[View, ...]:
@@ -100,11 +114,12 @@ def frame_step(
             filler=row.filler,
             row_digest=digests[key.data][index],
             arrays=view.table,
-            **totals,
+            step_tokens=totals.tokens,
+            step_loss_tokens=totals.loss_tokens,
         )
         return View(body, view.payload)
 
-    framed = FramedStep(step, snapshot, frame)
+    framed = FramedStep(step, snapshot, frame, totals=totals, rows=rows)
     for key in _keys(contract, layout):
         framed.of(key)
     return framed

@@ -7,6 +7,7 @@ for here, never from when they arrive.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -26,12 +27,22 @@ __all__ = ["BlockStore", "Engine", "InlineEngine", "Load", "ProcessEngine"]
 
 Load = Callable[[BlockRequest], TokenBlock]
 
+log = logging.getLogger("packhorse.loading")
+
 LEAVE_S = 1.0  # for all workers together
 ATTEMPTS = 3  # a block that kills its worker this often is the block's fault
 
 
 class Engine(Protocol):
     """Where blocks are loaded: here, in local processes, or on other machines."""
+
+    @property
+    def workers(self) -> int:
+        """How many load side by side, beside the calling thread."""
+
+    @property
+    def restarts(self) -> int:
+        """How often workers died, and were replaced."""
 
     def submit(self, request: BlockRequest) -> Future[TokenBlock]: ...
 
@@ -40,6 +51,8 @@ class Engine(Protocol):
 
 class InlineEngine:
     """Loads in the calling thread: no process to start, nothing runs ahead."""
+
+    workers = restarts = 0
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -100,6 +113,8 @@ class ProcessEngine:
     """A pool of spawned processes. ``make_load`` is called once in each."""
 
     def __init__(self, workers: int, make_load: Callable[[], Load]) -> None:
+        self.workers = workers
+        self.restarts = 0
         self._processes = _Processes()
         self._closed = False
         self._start = partial(
@@ -117,6 +132,8 @@ class ProcessEngine:
         try:
             return self._pool.submit(_load_in_worker, request)
         except BrokenProcessPool:
+            self.restarts += 1
+            log.warning("a loader process died; all %d are started again", self.workers)
             self._pool.shutdown(wait=False)
             self._pool = self._start()
             return self._pool.submit(_load_in_worker, request)
@@ -139,21 +156,32 @@ class BlockStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ahead: dict[BlockRequest, Future[TokenBlock]] = {}
+        self.waits_for: BlockRequest | None = None  # the block that the caller needs now; for those who watch
+
+    @property
+    def under_way(self) -> int:
+        """Blocks that are being loaded, or wait for a worker; safe from any thread."""
+        return sum(not future.done() for future in tuple(self._ahead.values()))
 
     def announce(self, requests: Iterable[BlockRequest]) -> None:
         """These will be asked for soon."""
         for request in requests:
             if request not in self._ahead:
+                self.waits_for = request  # an engine may load at once
                 self._ahead[request] = self._engine.submit(request)
+        self.waits_for = None
 
     def get(self, request: BlockRequest) -> TokenBlock:
         """The block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
         for _ in range(ATTEMPTS):
             self.announce([request])
+            self.waits_for = request
             try:
                 return self._ahead.pop(request).result()
             except BrokenProcessPool:
                 continue  # its worker died, or a neighbour's did: load it again
+            finally:
+                self.waits_for = None
         raise SourceError(
             f"shard {request.shard.name!r} of source {request.source!r}, block at byte {request.offset}: "
             f"the loader process died {ATTEMPTS} times; look for its last words in the log, or lower block_bytes"

@@ -12,7 +12,7 @@ from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import Position
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.trainer import TrainerFacts
-from packhorse.wire import PROTOCOL_VERSION, Hello, Reject, Welcome
+from packhorse.wire import PROTOCOL_VERSION, Hello, Welcome
 from packhorse_service.dismissal import refusal
 from packhorse_service.meeting import Formation, Meeting
 
@@ -107,14 +107,14 @@ def _declared(contract: BatchContract) -> dict[str, object]:
     return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
 
 
-def dismissals(offer: Offer, meeting: Meeting, formation: Formation | None) -> Iterator[tuple[bytes, Reject]]:
+def dismissals(meeting: Meeting, formation: Formation | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:
     """All are here, and declare different contracts: whom to refuse, each by its connection."""
     greetings = formation.greetings if formation else {}
     violations = tuple(disagreements({at: greeting.hello for at, greeting in greetings.items()}))
     if violations:
         for greeting in greetings.values():
             meeting.forget(greeting.peer)
-            yield greeting.peer, Reject(stream=offer.stream, violations=violations)
+            yield greeting.peer, violations
 
 
 NAMED = 4  # readers that differ, in a message

@@ -20,7 +20,7 @@ built from the configuration by ``plan_stream``, and run step by step by ``Pipel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,7 +33,7 @@ from packhorse.layout import ParallelLayout
 from packhorse.row import SampleKey
 from packhorse.rules import Case, Severity, check
 from packhorse.trainer import TrainerFacts
-from packhorse_service.accounting import SourceCounts
+from packhorse_service.accounting import Progress, SourceCounts
 from packhorse_service.assembling import Segment, assembler_for
 from packhorse_service.config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
@@ -46,6 +46,7 @@ from packhorse_service.origins import Origins
 from packhorse_service.packers import packing_plan
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
+from packhorse_service.reading import SourceSetting, slow_shards
 from packhorse_service.resuming import notices, taken_up
 from packhorse_service.row_building import build_rows, slots_by_source, supervised_slots
 from packhorse_service.snapshot import (
@@ -58,7 +59,7 @@ from packhorse_service.snapshot import (
     snapshot_bound,
 )
 from packhorse_service.sources.shards import expand_shards
-from packhorse_service.stream import DrawnSample, SampleStream, SourceSetting
+from packhorse_service.stream import DrawnSample, SampleStream
 from packhorse_service.tokenising import Tokenizer, TokenizerSpec
 from packhorse_service.windows import WindowPlan, Windows, window_plan
 
@@ -140,7 +141,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
         window=window_plan(config.packing.window, contract, packing, cost, config.seed),
         identity=identify(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         allow_changes=frozenset(config.resume.allow_changes),
-        warnings=(*map(str, broken), *_slow_shards(settings)),
+        warnings=(*map(str, broken), *slow_shards(settings)),
         with_keys=config.keys,
         passes=name != TRAIN,
     )
@@ -206,17 +207,6 @@ def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, 
     return SourceSetting(plan=plan, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
 
 
-def _slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
-    """What should be said of shards that can only be read from their start. Their names tell, not a look inside."""
-    for setting in settings:
-        compressed = [shard.name for shard in setting.shards if shard.name.endswith((".gz", ".tgz"))]
-        if compressed:
-            yield (
-                f"source {setting.plan.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
-                "each block reads them from their start again; decompress them, or compress their members instead"
-            )
-
-
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:
     """The loading engine of a configuration."""
     make_loader = partial(_make_load, dict(plan.decoding))
@@ -272,7 +262,8 @@ class Pipeline:
         self.plan = plan
         self._observer = observer
         joined = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
-        self._stream = SampleStream(plan.sources, BlockStore(engine), cut_length(plan), plan.mixing, joined=joined)
+        self._blocks = BlockStore(engine)
+        self._stream = SampleStream(plan.sources, self._blocks, cut_length(plan), plan.mixing, joined=joined)
         self._stream.watch = None if observer is None else observer.drawn
         self._windows = Windows(plan.window, self._next_micro_batch, self._snapshot)
         self.step = 0  # the next to make
@@ -286,6 +277,12 @@ class Pipeline:
     def counts(self) -> Mapping[str, SourceCounts]:
         """What became of all that each source gave."""
         return self._stream.counts
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands, for those who watch from another thread: numbers that may be a draw apart."""
+        epochs = [(order.epoch, order.opened) for order in self._stream.order.sources]
+        return Progress(self.counts, epochs, self._blocks.under_way, self._blocks.waits_for)
 
     def next_step(self) -> FramedStep | None:
         """Make one whole step; ``None`` at the end of a finite stream."""

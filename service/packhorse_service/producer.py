@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from packhorse.errors import ContractError, PackhorseError, ProtocolError
-from packhorse_service.accounting import SourceCounts
+from packhorse_service.accounting import Progress, SourceCounts
 from packhorse_service.effects import Make, Restore
 from packhorse_service.framing import FramedStep
 from packhorse_service.loading import Engine
@@ -59,10 +59,24 @@ class Producer(threading.Thread):
         super().__init__(name=f"packhorse-producer-{plan.name}", daemon=True)
         self.requests: queue.SimpleQueue[Make | Restore | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._plan = plan
+        self.plan = plan
         self._engine = engine
         self._ring = ring
         self._pipeline: Pipeline | None = None
+        self.busy = False  # with a request
+
+    @property
+    def workers(self) -> int:
+        return self._engine.workers
+
+    @property
+    def restarts(self) -> int:
+        return self._engine.restarts
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where the pipeline stands; nothing where nobody asked."""
+        return None if self._pipeline is None else self._pipeline.progress
 
     @property
     def counts(self) -> Mapping[str, SourceCounts]:
@@ -72,6 +86,7 @@ class Producer(threading.Thread):
     def run(self) -> None:
         while (request := self.requests.get()) is not None:
             result: Result
+            self.busy = True
             try:
                 result = self._carry_out(request)
             except PackhorseError as error:
@@ -79,15 +94,16 @@ class Producer(threading.Thread):
             except Exception as error:
                 log.exception("the pipeline failed")
                 result = Failed(f"{type(error).__name__}: {error}")
+            self.busy = False
             self.results.put(result)
             self._ring()
 
     def _carry_out(self, request: Make | Restore) -> Result:
-        pipeline = self._pipeline = self._pipeline or Pipeline(self._plan, self._engine)
+        pipeline = self._pipeline = self._pipeline or Pipeline(self.plan, self._engine)
         match request:
             case Make(round_, _):
                 step = pipeline.next_step()
-                ends_pass = step is None and self._plan.passes
+                ends_pass = step is None and self.plan.passes
                 return Made(round_, step, pipeline.begin_pass() if ends_pass else b"")
             case Restore(round_, snapshot):
                 try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets"]
+__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets", "slow_shards"]
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
 
@@ -172,3 +172,14 @@ def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:
             # Only a compressed shard can be longer than its file.
             if at.offset > shard.size * COMPRESSION_LIMIT:
                 raise ProtocolError(f"snapshot: shard {shard.name!r} has no block at byte {at.offset}")
+
+
+def slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
+    """What should be said of shards that can only be read from their start. Their names tell, not a look inside."""
+    for setting in settings:
+        compressed = [shard.name for shard in setting.shards if shard.name.endswith((".gz", ".tgz"))]
+        if compressed:
+            yield (
+                f"source {setting.plan.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
+                "each block reads them from their start again; decompress them, or compress their members instead"
+            )

@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
@@ -31,21 +32,33 @@ from packhorse_service.dismissal import refusal
 from packhorse_service.door import Door, Heard
 from packhorse_service.keys import Curve
 from packhorse_service.loading import Engine
-from packhorse_service.notices import describe
+from packhorse_service.monitoring.address import Address
+from packhorse_service.monitoring.observing import Observer
+from packhorse_service.monitoring.recent import Recent
+from packhorse_service.monitoring.watch import Watch
+from packhorse_service.monitoring.web import Monitor
 from packhorse_service.offer import Offer, readers_of
 from packhorse_service.pipeline import StreamPlan
 from packhorse_service.producer import Failed, Made, NotRestored, Producer, Restored
 from packhorse_service.router import Router
 from packhorse_service.sessions import Effect, Make, Restore, Send, StreamSession
+from packhorse_service.supervision import Supervisor
 
-__all__ = ["Server"]
+__all__ = ["Ending", "Server", "publish"]
 
 log = logging.getLogger("packhorse.server")
 
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
-REPORT_S = 10.0
 PRODUCERS_S = 1.0  # they may be waiting for a read that never returns
+
+
+class Ending(Enum):
+    """How a server that did not fail came to its end."""
+
+    ALL_LEFT = auto()  # every reader said BYE
+    STOPPED = auto()  # it was asked to
+    SILENT = auto()  # all was delivered, and not every reader said BYE within the grace
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class Server:
         end_grace_s: float = END_GRACE_S,
         curve: Curve | None = None,
         insecure: bool = False,
+        monitor: Address | None = None,
     ) -> None:
         self._end_grace_s = end_grace_s
         self._clients = None if curve is None else curve.clients
@@ -104,12 +118,17 @@ class Server:
         self._wrong_claims: set[Violation] = set()  # that were logged
         self._stopping: str | None = None
         self._failed_s = 0.0
+        self._supervisor = Supervisor()
+        self._recent = Recent(time.monotonic)
+        watched = [(stream.session, stream.producer) for stream in self._streams.values()]
+        observer = Observer(self.endpoint, watched, time.monotonic(), self._recent.events)
+        self._watch = Watch(observer, self._supervisor, time.monotonic)
+        self._monitor = None if monitor is None else Monitor(monitor, self._watch.latest)
 
-    def publish_endpoint(self, path: Path) -> None:
-        """Write the endpoint to a file in one step: whoever reads it finds nothing or all of it."""
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(self.endpoint + "\n", encoding="utf-8")
-        part.replace(path)
+    @property
+    def monitor_url(self) -> str | None:
+        """Where the status page is."""
+        return None if self._monitor is None else self._monitor.url
 
     def stop(self, why: str) -> None:
         """End the loop soon; safe from a signal handler."""
@@ -132,32 +151,35 @@ class Server:
 
     # The loop ----------------------------------------------------------------------------------------
 
-    def serve(self) -> bool:
-        """Run until done; whether every reader left in order.
+    def serve(self) -> Ending:
+        """Run until done.
 
         Raises ``PackhorseError`` where a stream failed; its readers have been told the same.
         """
-        for stream in self._streams.values():
-            stream.producer.start()
-        try:
-            self._carry_out(self._first, self._first.session.warm_up())
-            in_order = self._loop()
-        finally:
-            self._close()
-            for stream in self._streams.values():
-                for line in describe_counts(stream.producer.counts):
-                    log.info("%s%s", self._label(stream), line)
+        with self._recent.listening():
+            try:
+                self._start()
+                ending = self._loop()
+            finally:
+                self._close()
         for stream in self._further:
             if stream.session.failure is not None:
                 raise StreamFailed(f"{self._label(stream)}{stream.session.failure}")
-        return in_order
+        return ending
+
+    def _start(self) -> None:
+        for stream in self._streams.values():
+            stream.producer.start()
+        if self._monitor is not None:
+            self._monitor.start()
+        self._supervisor.ready(f"listening on {self.endpoint}")
+        self._carry_out(self._first, self._first.session.warm_up())
 
     def _label(self, stream: Served) -> str:
         """Whose line it is, where there are several streams."""
         return f"stream {stream.name!r}: " if self._further else ""
 
-    def _loop(self) -> bool:
-        reported = 0.0
+    def _loop(self) -> Ending:
         first = self._first.session
         while self._stopping is None and not first.done:
             rung = self._router.wait(int(1000 * self._door.look_s))
@@ -167,17 +189,15 @@ class Server:
             self._read(now)
             for stream in self._streams.values():
                 self._carry_out(stream, stream.session.tick(now))
+            self._watch.turn(now, self._door.connections)
             self._leave_if_failed(now)
             if first.phase is Phase.ENDED and now - self._last_needed_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
-                return False
-            if now - reported > REPORT_S:
-                for stream in self._streams.values():
-                    log.info("%s%s", self._label(stream), describe(stream.session))
-                reported = now
-        if self._stopping is not None:
-            log.info("stopped by %s", self._stopping)
-        return first.done
+                return Ending.SILENT
+        if self._stopping is None:
+            return Ending.ALL_LEFT
+        log.info("stopped by %s; readers wait for a server, and go on where they stand", self._stopping)
+        return Ending.STOPPED
 
     @property
     def _last_needed_s(self) -> float:
@@ -234,13 +254,14 @@ class Server:
         if named[0] not in self._wrong_claims:
             self._wrong_claims.add(named[0])
             log.warning("%s%s", self._label(stream), named[0])
-        return [Send(heard.peer, Reject(stream=stream.name, violations=named))]
+        return [session.reject(heard.peer, named)]
 
     def _refuse_stream(self, peer: bytes, message: Message) -> None:
         """There is no such stream here; say which there are."""
         want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
-        violation = refusal("STREAM", "stream", want, message.stream, remedy)
-        self._carry_out(self._first, [Send(peer, Reject(stream=message.stream, violations=(violation,)))])
+        violations = (refusal("STREAM", "stream", want, message.stream, remedy),)
+        self._first.session.tally.rejected(violations)
+        self._carry_out(self._first, [Send(peer, Reject(stream=message.stream, violations=violations))])
 
     def _take_results(self, now: float) -> None:
         for stream in self._streams.values():
@@ -270,12 +291,18 @@ class Server:
                     stream.producer.requests.put(effect)
 
     def _close(self) -> None:
+        """Within a few seconds: what was sent has a moment to leave, a read that never returns is not waited for."""
+        self._supervisor.stopping()
         for stream in self._streams.values():
             stream.producer.requests.put(None)
         self._router.close()
         deadline = time.monotonic() + PRODUCERS_S
         for stream in self._streams.values():
             stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
+            for line in describe_counts(stream.producer.counts):
+                log.info("%s%s", self._label(stream), line)
+        if self._monitor is not None:
+            self._monitor.close()
 
 
 def _refused(peer: bytes, effects: list[Effect]) -> bool:
@@ -286,3 +313,10 @@ def _refused(peer: bytes, effects: list[Effect]) -> bool:
 
 class StreamFailed(ContractError):
     """The data or the settings cannot be served; the text says why."""
+
+
+def publish(text: str, path: Path) -> None:
+    """Write a line to a file in one step: whoever reads it finds nothing or all of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)

@@ -19,6 +19,7 @@ from typing import Any
 
 from packhorse.errors import ContractError
 from packhorse.microbatch import Position
+from packhorse.rules import Violation
 from packhorse.session import digest_of
 from packhorse.wire import (
     ATTEMPT_BYTES,
@@ -44,6 +45,7 @@ from packhorse_service.meeting import Formation, Greeting, Meeting
 from packhorse_service.notices import obstacles, rejoining, waits
 from packhorse_service.offer import Offer, dismissals
 from packhorse_service.supply import Supply
+from packhorse_service.tally import Tally
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
 
@@ -61,6 +63,7 @@ class StreamSession:
     meeting: Meeting = field(init=False)
     supply: Supply = field(init=False)
     dismissal: Dismissal = field(init=False)
+    tally: Tally = field(default_factory=Tally)
     phase_since_s: float = 0.0
     heard_s: float = 0.0  # when a message came last
     asked: tuple[int, bytes, bytes] | None = None  # (step, digest, peer) of the snapshot asked for
@@ -108,6 +111,8 @@ class StreamSession:
         if round_ != self.supply.round:
             return []
         self.supply.made(step, behind)
+        if step is not None:
+            self.tally.made(step.totals)
         if self.phase is Phase.RESTORING:
             return []  # the stream will be made again from elsewhere
         return self._diverged([step] if step else []) or self._pump(self.roster.take_hungry(), now)
@@ -167,11 +172,11 @@ class StreamSession:
 
     def _dismiss(self) -> list[Effect]:
         """The deadline of those that wait: refuse them all, in the same words."""
-        reject = Reject(stream=self.offer.stream, violations=self.dismissal.violations(*obstacles(self)))
+        violations = self.dismissal.violations(*obstacles(self))
         peers = [greeting.peer for greeting in self.meeting.greetings()]
         self.meeting.clear()
         self.dismissal.clear()
-        return [Send(peer, reject) for peer in peers]
+        return [self.reject(peer, violations) for peer in peers]
 
     def _rejoins(self, now: float) -> list[Effect]:
         """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
@@ -188,7 +193,7 @@ class StreamSession:
         violations = self.offer.refusals(hello)
         if violations:
             named = self.dismissal.refuse(hello, violations)
-            return [Send(peer, Reject(stream=self.offer.stream, violations=named))]
+            return [self.reject(peer, named)]
         self.dismissal.accept(hello.reader)
         known = self.roster.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
@@ -206,7 +211,7 @@ class StreamSession:
         if replaced is not None:
             self.dismissal.claim_twice(hello.reader)
         formation = self.meeting.formed()
-        refused = [Send(peer, reject) for peer, reject in dismissals(self.offer, self.meeting, formation)]
+        refused = [self.reject(peer, broken) for peer, broken in dismissals(self.meeting, formation)]
         return effects + (refused or (self._form(formation, now) if formation else []))
 
     def _move(self, reader: Reader, peer: bytes, hello: Hello, now: float) -> list[Effect]:
@@ -214,6 +219,7 @@ class StreamSession:
         if hello.position < reader.acked:
             text = f"{hello.reader} stands at {tuple(hello.position)}, before what it has acknowledged"
             return [self._error(peer, ErrorCode.POSITION, text, fatal=True)]
+        self.tally.moved(self.supply.between(hello.position, reader.sent, self._num_microbatches))
         self.roster.move(reader, peer)
         self.roster.acknowledge(reader, hello.position)
         reader.sent, reader.heard_s, reader.left = hello.position, now, False
@@ -327,7 +333,7 @@ class StreamSession:
 
     def _ask_for_step(self) -> list[Effect]:
         """The next step, where it may be made; what every reader has taken is dropped first."""
-        self.supply.release(self.roster.floor.step)
+        self.tally.delivered_steps += self.supply.release(self.roster.floor.step)
         step = self.supply.ask(self.roster.floor.step)
         return [] if step is None else [Make(self.supply.round, step)]
 
@@ -356,6 +362,11 @@ class StreamSession:
             return []
         at = Position(self.supply.last or 0, 0)
         return [Send(reader.peer, End(stream=self.offer.stream, attempt=self.attempt, position=at))]
+
+    def reject(self, peer: bytes, violations: tuple[Violation, ...]) -> Send:
+        """This process is refused, for these reasons."""
+        self.tally.rejected(violations)
+        return Send(peer, Reject(stream=self.offer.stream, violations=violations))
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
         return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))

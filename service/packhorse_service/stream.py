@@ -123,6 +123,11 @@ class SampleStream:
         """What became of all that each source gave, by its name."""
         return {setting.plan.name: counts for setting, counts in zip(self._settings, self._counts, strict=True)}
 
+    @property
+    def order(self) -> Order:
+        """Where it stands, with what was drawn ahead; not to be changed."""
+        return self._order
+
     # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self, wanted: Wanted = ONE) -> list[Piece] | None:

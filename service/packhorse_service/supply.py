@@ -42,11 +42,14 @@ class Supply:
         self.next_step, self.making, self.last = step, False, None
         self.round += 1
 
-    def release(self, before: int) -> None:
-        """Every reader has taken the steps before this one."""
-        for held in (self.steps, self.ends):
-            for step in [s for s in held if s < before]:
-                del held[step]
+    def release(self, before: int) -> int:
+        """Every reader has taken the steps before this one; how many of those that are held, ends aside."""
+        for end in [step for step in self.ends if step < before]:
+            del self.ends[end]
+        taken = [step for step in self.steps if step < before]
+        for step in taken:
+            del self.steps[step]
+        return len(taken)
 
     def between(self, begin: Position, end: Position, num_microbatches: int) -> int:
         """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""

@@ -157,6 +157,8 @@ class TestProcesses:
 class CountingEngine:
     """Keeps every future it gives, all done."""
 
+    workers = restarts = 0
+
     def __init__(self) -> None:
         self.submitted: list[BlockRequest] = []
         self.futures: list[Future[TokenBlock]] = []

@@ -14,7 +14,7 @@ import packhorse_service.server
 from packhorse import Feed
 from packhorse_service.attempt import Phase
 from packhorse_service.config import ServeConfig
-from packhorse_service.server import END_GRACE_S, Server
+from packhorse_service.server import END_GRACE_S, Ending, Server
 from packhorse_service.streams import plan_streams
 from tests.harness import DEADLINE_S, wait_until
 from tests.service.corpus import inline_engine, random_lengths, write_source
@@ -51,8 +51,8 @@ def test_an_evaluation_behind_the_end_of_training_keeps_the_server_until_it_is_h
     streams = [(plan, inline_engine(plan)) for plan in plan_streams(config, tmp_path)]
     server = Server(streams, f"ipc://{tmp_path}/server")
     train, validation = (stream.session for stream in server._streams.values())
-    in_order: list[bool] = []
-    serving = threading.Thread(target=lambda: in_order.append(server.serve()))
+    endings: list[Ending] = []
+    serving = threading.Thread(target=lambda: endings.append(server.serve()))
     serving.start()
     with Feed(server.endpoint, arrays="numpy", start_timeout=DEADLINE_S, stall_timeout=DEADLINE_S) as feed:
         evaluation = feed.stream("validation")
@@ -68,4 +68,4 @@ def test_an_evaluation_behind_the_end_of_training_keeps_the_server_until_it_is_h
         evaluation.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
         clock.added_s += 1.1 * END_GRACE_S
         serving.join(DEADLINE_S)
-    assert in_order == [False], "the reader of the first stream has not said BYE"
+    assert endings == [Ending.SILENT], "the reader of the first stream has not said BYE"

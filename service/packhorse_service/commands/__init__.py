@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -14,24 +10,16 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
-from packhorse_service.admission import ACCEPTED_AHEAD, Limits
 from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
 from packhorse_service.commands.keys import keygen_command
 from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
+from packhorse_service.commands.serving import serve
 from packhorse_service.commands.tapping import tap_command
-from packhorse_service.config import ServeConfig, load_config
-from packhorse_service.keys import load_curve
-from packhorse_service.listening import is_private, require_private
-from packhorse_service.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
-from packhorse_service.offer import readers_of
-from packhorse_service.open_files import allow_open_files
-from packhorse_service.pipeline import StreamPlan, make_engine
+from packhorse_service.config import load_config
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
-from packhorse_service.server import Server
 from packhorse_service.sources.formats import SampleFormat
-from packhorse_service.streams import plan_streams
 from packhorse_service.tokenising import TokenizerSpec
 from packhorse_service.trainer_file import load_trainer
 
@@ -43,7 +31,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-log = logging.getLogger("packhorse")
 
 
 def _print_version(asked: bool) -> None:
@@ -61,62 +48,7 @@ def _root(
     """Options of every command."""
 
 
-@app.command()
-@reporting
-def serve(
-    config: Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")],
-    listen: Annotated[str | None, typer.Option(help="Listen here instead of where the file says.")] = None,
-    endpoint_file: Annotated[
-        Path | None, typer.Option(help="Write the endpoint to this file once the server listens.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen on a network without keys: whoever reaches it can read the data.")
-    ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-) -> int:
-    """Launch the packing server beside the trainers.
-
-    It reads and packs at once, waits for every reader of the layout, and ends when all have left. Elsewhere than
-    on loopback or ipc it needs keys: curve: {key_file: keys/server.key, clients: keys/clients.toml} in the file, made
-    by packhorse keygen.
-    """
-    _log_to_stderr(log_level)
-    described = load_config(config)
-    where = listen or described.listen
-    require_private(where, curve=described.curve is not None, insecure=insecure)
-    if insecure and described.curve is None and not is_private(where):
-        log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
-    curve = None if described.curve is None else load_curve(described.curve, config.parent)
-    plans = plan_streams(described, config.parent)
-    refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
-    for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
-        log.warning("%s", warning)
-    readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
-    allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
-    with ExitStack() as engines:
-        streams = [(stream, make_engine(described, stream)) for stream in plans]
-        for _, engine in streams:
-            engines.callback(engine.close)
-        server = Server(
-            streams,
-            where,
-            steps_ahead=described.steps_ahead,
-            rejoin_after_s=described.rejoin_after_s,
-            curve=curve,
-            insecure=insecure,
-        )
-        if endpoint_file is not None:
-            server.publish_endpoint(endpoint_file)
-        for stream, count in zip(plans, readers, strict=True):
-            log.info("listening on %s for %d readers of %s, %s", server.endpoint, count, stream.name, stream.layout)
-        gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
-        with server.stopped_by_signals():
-            return 0 if server.serve() else 1
-
-
-def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:
-    sizes = {source.plan.name: [shard.size for shard in source.shards] for source in stream.sources}
-    return stream_memory(described.of_stream(stream.name), base, stream.contract, stream.layout, sizes)
+app.command()(reporting(serve))
 
 
 @app.command()
@@ -212,8 +144,3 @@ def demo(
     except ModuleNotFoundError as error:
         missing_extra("demo", error, "demo")
     return run_demo(out, steps)
-
-
-def _log_to_stderr(level: str) -> None:
-    form = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form, datefmt="%H:%M:%S")

@@ -137,7 +137,7 @@ class StreamStatus:
     stall: Stall | None
     failure: str | None
     contract: Mapping[str, str | int | float | bool | None]
-    derived: Mapping[str, str | int | float]  # what follows from it: micro-batches a step, alignment, fingerprint …
+    derived: Mapping[str, str | int | float | bool | None]  # what follows: micro-batches a step, alignment …
     readers: tuple[ReaderStatus, ...]
     sources: tuple[SourceStatus, ...]
     loaders: LoaderStatus

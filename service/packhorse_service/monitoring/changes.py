@@ -1,0 +1,96 @@
+"""What happened between two looks at a server: the lines of its log, an event each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamStatus
+
+__all__ = ["Change", "changes"]
+
+NAMES_SHOWN = 8
+STALL_WARNED_S = 10.0  # shorter ones are on the status page, and in the metrics
+AWAY = (ReaderState.LOST, ReaderState.LEFT, ReaderState.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event, for ``logging``."""
+
+    level: int
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def changes(before: ServerStatus | None, after: ServerStatus) -> Iterator[Change]:
+    """Of every stream."""
+    earlier = {stream.name: stream for stream in before.streams} if before else {}
+    for stream in after.streams:
+        if stream.name in earlier:
+            for find in KINDS:
+                for change in find(earlier[stream.name], stream):
+                    yield Change(change.level, change.text, {"stream": stream.name, **change.fields})
+
+
+def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+    if after.phase == before.phase and after.attempt == before.attempt:
+        return
+    fields = {"attempt": after.attempt, "step": after.step, "readers": len(after.readers)}
+    if after.phase == "running":
+        yield Change(logging.INFO, "all readers have met; the attempt runs", fields)
+    elif after.phase == "ended":
+        yield Change(logging.INFO, "every reader has taken the end of the data", fields)
+    elif after.phase == "forming" and before.phase != "forming":
+        yield Change(logging.INFO, "waiting for the readers to form an attempt", fields)
+
+
+def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+    """Who was lost, and who is back. Many at once are one line."""
+    if not before.readers or after.phase not in ("running", "ended"):
+        return
+    earlier = {reader.rank: reader for reader in before.readers}
+    lost = [r for r in after.readers if r.state is ReaderState.LOST and earlier[r.rank].state not in AWAY]
+    back = [r for r in after.readers if r.state not in AWAY and earlier[r.rank].state is ReaderState.LOST]
+    left = [r for r in after.readers if r.state is ReaderState.LEFT and earlier[r.rank].state is not ReaderState.LEFT]
+    if lost:
+        yield Change(logging.WARNING, f"lost {_names(lost)}: {lost[0].why}", {"readers": len(lost)})
+    if back:
+        yield Change(logging.INFO, f"{_names(back)} is back", {"readers": len(back)})
+    if left:
+        yield Change(logging.INFO, f"{_names(left)} has left", {"readers": len(left)})
+
+
+def _names(readers: Sequence[ReaderStatus]) -> str:
+    shown = ", ".join(f"rank {reader.rank} ({reader.at})" for reader in islice(readers, NAMES_SHOWN))
+    more = len(readers) - NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+    """A stall is told once it has lasted, and its end where it was told."""
+    was, now = before.stall, after.stall
+    if now is not None and now.since_s >= STALL_WARNED_S and (was is None or was.since_s < STALL_WARNED_S):
+        fields = {"cause": str(now.cause), "waiting": now.waiting, "seconds": now.since_s}
+        yield Change(logging.WARNING, f"stalled: {now.why}", fields)
+    ended = was is not None and was.since_s >= STALL_WARNED_S and (now is None or now.cause is not was.cause)
+    if was is not None and ended:
+        fields = {"cause": str(was.cause), "seconds": was.since_s}
+        yield Change(logging.INFO, "the stall is over" if now is None else "the stall has another cause", fields)
+
+
+def _data(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+    """Samples that were skipped, and epochs that ended."""
+    for was, now in zip(before.sources, after.sources, strict=True):
+        if now.skipped > was.skipped:
+            text = f"source {now.name!r}: {now.skipped - was.skipped} more samples skipped for their content"
+            yield Change(logging.WARNING, text, {"source": now.name, "skipped": now.skipped})
+        if now.epoch > was.epoch:
+            yield Change(logging.INFO, f"source {now.name!r} begins epoch {now.epoch}", {"source": now.name})
+
+
+Finder = Callable[[StreamStatus, StreamStatus], Iterator[Change]]
+KINDS: tuple[Finder, ...] = (_attempts, _readers, _stalls, _data)

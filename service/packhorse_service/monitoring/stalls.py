@@ -1,0 +1,196 @@
+"""Why a reader waits, and what keeps a stream from going on: one word and a sentence.
+
+Three things tell causes apart. Each reader says every keep-alive interval how long its loop has not asked: silence
+is a process that is stopped or cut off, a growing age is a loop that does something else. The server knows what it
+has sent and what was taken. And the producer knows whether it waits for a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from packhorse.layout import Coordinates
+from packhorse.microbatch import Position
+from packhorse_service.attempt import Phase, Reader
+from packhorse_service.dismissal import rank_name
+from packhorse_service.monitoring.status import Cause, ReaderState, Stall
+from packhorse_service.notices import describe
+from packhorse_service.sessions import StreamSession
+
+__all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in_flight", "stall"]
+
+SILENT_S = 3.0  # three keep-alive intervals
+WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
+NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Producing:
+    """What a stream's producer is at."""
+
+    busy: bool  # with a step
+    block: str = ""  # that it waits for
+
+    @property
+    def cause(self) -> Cause:
+        return Cause.LOADING if self.block else Cause.PACKING
+
+    @property
+    def why(self) -> str:
+        return f"the next step waits for {self.block}" if self.block else "the next step is being packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of one reader at one moment."""
+
+    state: ReaderState
+    cause: Cause | None = None
+    why: str = ""
+    waits_s: float = 0.0
+
+
+def in_flight(session: StreamSession, reader: Reader) -> int:
+    """Micro-batches that were sent and that its loop has not taken."""
+    each = session.offer.contract.num_microbatches(session.offer.layout)
+    return session.supply.between(reader.acked, reader.sent, each)
+
+
+def loop_age(reader: Reader, now: float) -> float:
+    """Seconds since its loop last asked; 0 while it is asking."""
+    return reader.idle_s + now - reader.heard_s if reader.idle_s else 0.0
+
+
+def findings(
+    session: StreamSession, producing: Producing, moved_s: Mapping[Coordinates, float], now: float
+) -> dict[Coordinates, Finding]:
+    """Of every reader of the stream. ``moved_s``: when each was first seen where it stands."""
+    if session.phase in (Phase.RUNNING, Phase.ENDED):
+        view = _Running(session, producing, moved_s, now)
+        return {reader.at: view.find(reader) for reader in session.roster}
+    here = {greeting.hello.reader for greeting in session.meeting.greetings()}
+    here |= {reader.at for reader in session.roster if reader.peer}
+    why = _starting(session)
+    forming = Finding(ReaderState.FORMING, Cause.STARTUP, why, now - session.phase_since_s)
+    absent = Finding(ReaderState.ABSENT, Cause.STARTUP, "has not said HELLO")
+    return {at: forming if at in here else absent for at in sorted(session.offer.readers)}
+
+
+def _starting(session: StreamSession) -> str:
+    """What keeps the attempt from running."""
+    if session.phase is Phase.RESTORING:
+        asked = session.asked
+        return "waits for a reader's snapshot" if asked else "the stream is made again where the readers stand"
+    if session.phase is Phase.WELCOMING:
+        silent = names(session, (reader.at for reader in session.roster if not reader.answered))
+        return f"waits for {silent} to acknowledge that the attempt begins"
+    return describe(session)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """An attempt that runs, looked at ``now``."""
+
+    session: StreamSession
+    producing: Producing
+    moved_s: Mapping[Coordinates, float]
+    now: float
+
+    def find(self, reader: Reader) -> Finding:
+        lost = self._lost(reader)
+        if lost or reader.left:
+            return lost or Finding(ReaderState.LEFT)
+        age = loop_age(reader, self.now)
+        if age > WORTH_NAMING_S:
+            ready = in_flight(self.session, reader)
+            why = f"its training loop last asked {age:.0f} s ago; {ready} micro-batches are ready for it"
+            return Finding(ReaderState.TRAINING, Cause.TRAINER, why)
+        if age:
+            return Finding(ReaderState.RECEIVING)
+        return self._asking(reader)
+
+    def _lost(self, reader: Reader) -> Finding | None:
+        silence = self.now - reader.heard_s
+        if reader.left or self.session.phase is Phase.ENDED:
+            return None
+        if not reader.peer:
+            why = f"its connection is gone, and nothing was heard from it for {silence:.0f} s"
+        elif silence > SILENT_S:
+            why = (
+                f"nothing was heard from it for {silence:.0f} s: its process is stopped or gone, or the network is cut"
+            )
+        else:
+            return None
+        new = any(greeting.hello.reader == reader.at for greeting in self.session.meeting.greetings())
+        if new:
+            why += "; a new process for it waits, and can only begin again together with all others"
+        return Finding(ReaderState.LOST, Cause.NETWORK, why, silence)
+
+    def _asking(self, reader: Reader) -> Finding:
+        """Its loop asks at this moment."""
+        ready = in_flight(self.session, reader)
+        still_s = self.now - self.moved_s.get(reader.at, self.now)
+        if ready:
+            if still_s <= WORTH_NAMING_S:
+                return Finding(ReaderState.RECEIVING)
+            why = f"asks, and of {ready} micro-batches that were sent none has arrived for {still_s:.0f} s"
+            return Finding(ReaderState.WAITING, Cause.NETWORK, why, still_s)
+        if reader.owed_since_s is None:
+            return Finding(ReaderState.RECEIVING)  # it has taken all there is
+        waits_s = self.now - reader.owed_since_s
+        if reader.sent.step < self.session.roster.floor.step + self.session.offer.steps_ahead:
+            return Finding(ReaderState.WAITING, self.producing.cause, self.producing.why, waits_s)
+        slow = [at for at in _slowest(self.session) if at != reader.at]
+        why = f"waits for {names(self.session, slow)} to take step {self.session.roster.floor.step}"
+        return Finding(ReaderState.WAITING, Cause.SLOW_PEER, why, waits_s)
+
+
+def _slowest(session: StreamSession) -> Iterator[Coordinates]:
+    """Whoever stands in the step that keeps the next from being made."""
+    floor: Position = session.roster.floor
+    return (reader.at for reader in session.roster if reader.acked.step == floor.step and not reader.left)
+
+
+def stall(session: StreamSession, found: Mapping[Coordinates, Finding], since_s: float) -> Stall | None:
+    """What keeps the stream from going on, if somebody has waited for longer than is usual. ``since_s``: so long."""
+    if session.failure is not None:
+        return None
+    waiting = [finding for finding in found.values() if finding.state in (ReaderState.WAITING, ReaderState.FORMING)]
+    long = [finding for finding in waiting if finding.waits_s > WORTH_NAMING_S]
+    if not long:
+        return None
+    cause, why = _root(session, found, long)
+    return Stall(cause=cause, why=why, since_s=since_s, waiting=len(waiting))
+
+
+# What explains others comes first.
+FIRST = (Cause.STARTUP, Cause.LOADING, Cause.PACKING, Cause.NETWORK)
+
+
+def _root(
+    session: StreamSession, found: Mapping[Coordinates, Finding], waiting: Sequence[Finding]
+) -> tuple[Cause, str]:
+    for cause in FIRST:
+        for finding in waiting:
+            if finding.cause is cause:
+                return cause, finding.why
+    return _of_slow_peers(session, {at: found[at] for at in _slowest(session)})
+
+
+def _of_slow_peers(session: StreamSession, slow: Mapping[Coordinates, Finding]) -> tuple[Cause, str]:
+    """All that wait do so for readers that stand further behind: why do those not go on?"""
+    for cause in (Cause.NETWORK, Cause.TRAINER):
+        because = {at: finding for at, finding in slow.items() if finding.cause is cause}
+        if because:
+            return cause, f"{names(session, because)}: {next(iter(because.values())).why}"
+    return Cause.SLOW_PEER, f"{names(session, slow)} takes longer over a step than the others"
+
+
+def names(session: StreamSession, readers: Iterable[Coordinates]) -> str:
+    """The first of them for people, and how many more there are."""
+    listed = list(readers)
+    shown = ", ".join(rank_name(session.offer.layout, at) for at in islice(listed, NAMES_SHOWN))
+    more = len(listed) - NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown or "nobody"

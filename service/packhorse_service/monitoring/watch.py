@@ -1,0 +1,69 @@
+"""The loop's own part in being watched: it looks once a second, logs what changed, and says that it turns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from packhorse_service.monitoring.changes import changes
+from packhorse_service.monitoring.observing import INTERVAL_S, Observer
+from packhorse_service.monitoring.status import ServerStatus, StreamStatus
+from packhorse_service.supervision import Supervisor
+
+__all__ = ["Watch"]
+
+log = logging.getLogger("packhorse.server")
+
+REPORT_S = 10.0
+
+
+class Watch:
+    """``turn`` is the loop's; ``latest`` may be called by any thread."""
+
+    def __init__(self, observer: Observer, supervisor: Supervisor, clock: Callable[[], float]) -> None:
+        self._observer = observer
+        self._supervisor = supervisor
+        self._clock = clock
+        self._status: ServerStatus | None = None
+        self._turned_s = clock()
+        self._next_look_s = 0.0
+        self._next_report_s = 0.0
+
+    def turn(self, now: float, connections: int) -> None:
+        """The loop has turned."""
+        self._turned_s = now
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + INTERVAL_S
+        before, self._status = self._status, self._observer.observe(now, connections)
+        for change in changes(before, self._status):
+            log.log(change.level, "%s", change.text, extra=change.fields)
+        self._supervisor.turning("; ".join(map(in_a_line, self._status.streams)))
+        if now >= self._next_report_s:
+            self._next_report_s = now + REPORT_S
+            self._report(self._status)
+
+    def _report(self, status: ServerStatus) -> None:
+        for stream in status.streams:
+            log.info("%s", in_a_line(stream), extra={"stream": stream.name, **_figures(stream)})
+
+    def latest(self) -> ServerStatus | None:
+        """The last look, and how long ago the loop turned."""
+        status = self._status
+        return None if status is None else replace(status, age_s=round(self._clock() - self._turned_s, 1))
+
+
+def in_a_line(stream: StreamStatus) -> str:
+    """What a stream is doing."""
+    if stream.stall is not None:
+        return f"{stream.stall.cause}: {stream.stall.why}"
+    return stream.failure or f"attempt {stream.attempt}, {stream.phase}, step {stream.step}"
+
+
+def _figures(stream: StreamStatus) -> dict[str, float]:
+    if not stream.history:
+        return {}
+    recent = stream.history[-int(REPORT_S) :]
+    speed = sum(moment.tokens_per_s for moment in recent) / len(recent)
+    return {"tokens_per_s": round(speed), "useful_fill": stream.useful_fill, "waiting": stream.history[-1].waiting}

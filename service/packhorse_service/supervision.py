@@ -1,0 +1,42 @@
+"""What systemd is told (``sd_notify``): that the server listens, that its loop turns, that it leaves.
+
+The protocol is one datagram of ``NAME=value`` lines to the socket that ``NOTIFY_SOCKET`` names; see sd_notify(3).
+Elsewhere nothing is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+__all__ = ["Supervisor"]
+
+log = logging.getLogger("packhorse.server")
+
+
+class Supervisor:
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
+
+    def ready(self, status: str) -> None:
+        self._say(f"READY=1\nSTATUS={status}")
+
+    def turning(self, status: str) -> None:
+        """Feed the watchdog."""
+        self._say(f"WATCHDOG=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        self._say("STOPPING=1")
+
+    def _say(self, text: str) -> None:
+        """A supervisor that cannot be reached is no reason to stop serving: it will act on silence by itself."""
+        if self._socket is None:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            self._socket.sendto(text.encode(), socket.MSG_DONTWAIT, address)
+        except OSError as error:
+            log.warning("systemd could not be told: %s", error)

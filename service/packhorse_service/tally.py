@@ -1,0 +1,43 @@
+"""What a stream has done since its server started, counted by its session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from packhorse.rules import Violation
+from packhorse_service.framing import StepTotals
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens and slots are those of the steps that were made; a step made again counts again."""
+
+    steps: int = 0
+    microbatches: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    slots: int = 0
+    delivered_steps: int = 0  # taken by every reader
+    replayed: int = 0  # micro-batches sent again
+    reconnects: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)  # by rule
+
+    def made(self, totals: StepTotals) -> None:
+        self.steps += 1
+        self.microbatches += totals.microbatches
+        self.tokens += totals.tokens
+        self.loss_tokens += totals.loss_tokens
+        self.slots += totals.slots
+
+    def moved(self, again: int) -> None:
+        """A reader is back, and is sent so many micro-batches again."""
+        self.reconnects += 1
+        self.replayed += again
+
+    def rejected(self, violations: Iterable[Violation]) -> None:
+        """One reader was refused. A rule that it broke in several fields counts once."""
+        self.rejects.update({violation.rule for violation in violations})
