@@ -154,12 +154,14 @@ class Admission:
         self._strangers[connection] = None
         return Verdict.HEAR
 
-    def closed(self, connection: int) -> None:
-        """It is gone, and its number may be another's soon."""
+    def closed(self, connection: int) -> bytes:
+        """It is gone, and its number may be another's soon; its name for the socket, if it ever said anything."""
         known = self._open.pop(connection, None)
-        if known is not None:
-            self._by_peer.pop(known.peer, None)
-            self._strangers.pop(connection, None)
+        if known is None:
+            return b""
+        self._by_peer.pop(known.peer, None)
+        self._strangers.pop(connection, None)
+        return known.peer
 
     def silent(self, now: float) -> list[int]:
         """Connections that are to be closed: they have said no valid HELLO for long."""

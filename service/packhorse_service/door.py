@@ -37,6 +37,7 @@ class Door:
         self._router = router
         self._admission = Admission(limits)
         self._stream = stream
+        self._gone: list[bytes] = []
 
     @property
     def look_s(self) -> float:
@@ -64,9 +65,14 @@ class Door:
     def _follow(self, now: float) -> None:
         for change, connection in self._router.connections.changes():
             if change is Change.CLOSED:
-                self._admission.closed(connection)
+                self._gone += filter(None, [self._admission.closed(connection)])
             else:
                 self._abides(connection, self._admission.opened(connection, now))
+
+    def gone(self) -> list[bytes]:
+        """Whose connections have ended since this was last asked. Something that they said may still be to be heard."""
+        gone, self._gone = self._gone, []
+        return gone
 
     def heard(self, now: float) -> Iterator[Heard]:
         """Some of what has arrived and may be looked at."""

@@ -11,8 +11,9 @@ from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
-__all__ = ["LogForm", "Repetitions", "TextFormatter", "log_to_stderr"]
+__all__ = ["EVENTS", "LogForm", "Repetitions", "TextFormatter", "log_to_stderr"]
 
+EVENTS = "packhorse.events"  # a logger
 REPEAT_S = 60.0
 TEXTS_KNOWN = 256
 # What every record has; all else was given by the one who logged.
@@ -42,13 +43,18 @@ def _quoted(value: object) -> str:
 
 
 class Repetitions(logging.Filter):
-    """Holds back a line that was said within the last minute; when it is said again, it tells how often it was."""
+    """Holds back a line that was said within the last minute; when it is said again, it tells how often it was.
+
+    Not so what happened (``EVENTS``): that a reader is lost twice in a minute is news twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == EVENTS:
+            return True
         text, now = record.getMessage(), record.relativeCreated / 1000
         said = self._said.get((record.name, text))
         if said is not None and 0 <= now - said.at_s < REPEAT_S:

@@ -222,6 +222,9 @@ class Server:
 
     def _read(self, now: float) -> None:
         self._door.watch(now)
+        for peer in self._door.gone():
+            for served in self._streams.values():
+                served.session.lost(peer)
         for heard in self._door.heard(now):
             stream = self._streams.get(heard.message.stream)
             if stream is not None:

@@ -94,7 +94,7 @@ def test_the_step_before_the_last_taken_is_still_held(token_shards: Path, undist
         take(feed, 6 * STEP)
         states = {step: feed.state_dict(step=step) for step in (5, 6)}
         assert states[6] == feed.state_dict()
-        for step in (3, 7):
+        for step in (2, 7):  # 3 may still be held: it is, where the loop was slower than what arrived
             with pytest.raises(ContractError, match=rf"no state before step {step} is held.*5, 6"):
                 feed.state_dict(step=step)
         with reading(server.endpoint) as resumed:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from packhorse_service.logs import EVENTS
 from packhorse_service.monitoring.changes import changes
 from packhorse_service.monitoring.observing import INTERVAL_S, Observer
 from packhorse_service.monitoring.status import ServerStatus, StreamStatus
@@ -14,6 +15,7 @@ from packhorse_service.supervision import Supervisor
 __all__ = ["Watch"]
 
 log = logging.getLogger("packhorse.server")
+events = logging.getLogger(EVENTS)
 
 REPORT_S = 10.0
 
@@ -38,7 +40,7 @@ class Watch:
         self._next_look_s = now + INTERVAL_S
         before, self._status = self._status, self._observer.observe(now, connections)
         for change in changes(before, self._status):
-            log.log(change.level, "%s", change.text, extra=change.fields)
+            events.log(change.level, "%s", change.text, extra=change.fields)
         self._supervisor.turning("; ".join(map(in_a_line, self._status.streams)))
         if now >= self._next_report_s:
             self._next_report_s = now + REPORT_S
