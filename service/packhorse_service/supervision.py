@@ -19,7 +19,6 @@ log = logging.getLogger("packhorse.server")
 class Supervisor:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
 
     def ready(self, status: str) -> None:
         self._say(f"READY=1\nSTATUS={status}")
@@ -33,10 +32,11 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         """A supervisor that cannot be reached is no reason to stop serving: it will act on silence by itself."""
-        if self._socket is None:
+        if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
-            self._socket.sendto(text.encode(), socket.MSG_DONTWAIT, address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+                datagrams.sendto(text.encode(), socket.MSG_DONTWAIT, address)
         except OSError as error:
             log.warning("systemd could not be told: %s", error)

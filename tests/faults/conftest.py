@@ -56,3 +56,20 @@ def job(short: Truth, launcher: Launcher) -> Iterator[Job]:
     """Two ranks of the short corpus, and their server."""
     with job_of(short, launcher) as job:
         yield job
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Path:
+    path = tmp_path / "faults"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def slow_disk(short: Truth, tmp_path: Path, faults: Path) -> Iterator[Job]:
+    """A job whose server reads through two loaders and a file system that fails or stalls on command."""
+    with (
+        launching(tmp_path / "run", FAULTS=str(faults)) as launcher,
+        job_of(short, launcher, short.with_workers(2, "faulty")) as job,
+    ):
+        yield job

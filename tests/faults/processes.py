@@ -120,7 +120,8 @@ class Launcher:
         """Start a server; it may not listen yet."""
         name = f"server-{len(self.started)}"
         endpoint_file = self.folder / f"{name}.endpoint"
-        process, log = self._start(name, ["serve", str(config), "--endpoint-file", str(endpoint_file), *arguments])
+        told = ["--endpoint-file", str(endpoint_file), "--monitor-file", str(endpoint_file.with_suffix(".url"))]
+        process, log = self._start(name, ["serve", str(config), *told, *arguments])
         server = RunningServer(process, log, endpoint_file)
         self.started.append(server)
         return server

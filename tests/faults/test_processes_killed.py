@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from packhorse.wire import Wait, WaitReason
 from tests.faults.job import Job, job_of
@@ -68,23 +65,6 @@ def test_everything_killed_three_steps_behind_a_checkpoint_is_resumed_from_it(jo
     job.lead_to(job.serve())
     job.restart(checkpoint)
     job.finish()
-
-
-@pytest.fixture
-def faults(tmp_path: Path) -> Path:
-    path = tmp_path / "faults"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def slow_disk(short: Truth, tmp_path: Path, faults: Path) -> Iterator[Job]:
-    """A job whose server reads through two loaders and a file system that fails or stalls on command."""
-    with (
-        launching(tmp_path / "run", FAULTS=str(faults)) as launcher,
-        job_of(short, launcher, short.with_workers(2, "faulty")) as job,
-    ):
-        yield job
 
 
 def held_loader(job: Job, faults: Path) -> int:

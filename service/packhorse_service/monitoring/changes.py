@@ -26,14 +26,12 @@ class Change:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-def changes(before: ServerStatus | None, after: ServerStatus) -> Iterator[Change]:
+def changes(before: ServerStatus, after: ServerStatus) -> Iterator[Change]:
     """Of every stream."""
-    earlier = {stream.name: stream for stream in before.streams} if before else {}
-    for stream in after.streams:
-        if stream.name in earlier:
-            for find in KINDS:
-                for change in find(earlier[stream.name], stream):
-                    yield Change(change.level, change.text, {"stream": stream.name, **change.fields})
+    for was, stream in zip(before.streams, after.streams, strict=True):
+        for find in KINDS:
+            for change in find(was, stream):
+                yield Change(change.level, change.text, {"stream": stream.name, **change.fields})
 
 
 def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:

@@ -43,7 +43,7 @@ class Shown:
     kind: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily
 
 
-def registry_of(latest: Callable[[], ServerStatus | None]) -> CollectorRegistry:
+def registry_of(latest: Callable[[], ServerStatus]) -> CollectorRegistry:
     """What a scrape shows: the latest status, and what the process takes."""
     registry = CollectorRegistry()
     registry.register(_StatusCollector(latest))
@@ -52,15 +52,14 @@ def registry_of(latest: Callable[[], ServerStatus | None]) -> CollectorRegistry:
 
 
 class _StatusCollector(Collector):
-    def __init__(self, latest: Callable[[], ServerStatus | None]) -> None:
+    def __init__(self, latest: Callable[[], ServerStatus]) -> None:
         self._latest = latest
 
     def collect(self) -> Iterator[Metric]:
         status = self._latest()
-        if status is not None:
-            yield from _of_server(status)
-            for shown in SHOWN:
-                yield _of_streams(shown, status)
+        yield from _of_server(status)
+        for shown in SHOWN:
+            yield _of_streams(shown, status)
 
 
 def _of_server(status: ServerStatus) -> Iterator[Metric]:
@@ -114,6 +113,10 @@ def _waiting(stream: StreamStatus) -> Iterable[Sample]:
     waiting = (ReaderState.WAITING, ReaderState.FORMING)
     causes = Counter(reader.cause for reader in stream.readers if reader.state in waiting)
     return [((cause,), causes[cause]) for cause in Cause]
+
+
+def _stalled(stream: StreamStatus) -> Iterable[Sample]:
+    return [((cause,), float(stream.stall is not None and stream.stall.cause is cause)) for cause in Cause]
 
 
 def _information(stream: StreamStatus) -> Iterable[Sample]:
@@ -192,6 +195,7 @@ SHOWN = (
     gauge("reader_silence_seconds_max", "Of the reader that is silent for longest.", _worst(lambda r: r.silence_s)),
     gauge("readers", "That the layout has.", _value(lambda s: len(s.readers))),
     gauge("readers_connected", "Connected and heard.", _value(lambda s: sum(map(_connected, s.readers)))),
+    gauge("stalled", "1 while somebody has waited for over 2 s, by its first cause.", _stalled, ("cause",)),
     gauge("waiting_readers", "Whose loop asks and has nothing, by cause.", _waiting, ("cause",)),
     gauge(
         "fill_ratio", "Slots of segments with their alignment padding, of the last step's.", _value(lambda s: s.fill)

@@ -27,8 +27,8 @@ class Watch:
         self._observer = observer
         self._supervisor = supervisor
         self._clock = clock
-        self._status: ServerStatus | None = None
         self._turned_s = clock()
+        self._status = observer.observe(self._turned_s, 0)
         self._next_look_s = 0.0
         self._next_report_s = 0.0
 
@@ -50,10 +50,9 @@ class Watch:
         for stream in status.streams:
             log.info("%s", in_a_line(stream), extra={"stream": stream.name, **_figures(stream)})
 
-    def latest(self) -> ServerStatus | None:
+    def latest(self) -> ServerStatus:
         """The last look, and how long ago the loop turned."""
-        status = self._status
-        return None if status is None else replace(status, age_s=round(self._clock() - self._turned_s, 1))
+        return replace(self._status, age_s=round(self._clock() - self._turned_s, 1))
 
 
 def in_a_line(stream: StreamStatus) -> str:

@@ -6,6 +6,7 @@ It only ever reads, and shows no sample's content.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -30,6 +31,9 @@ __all__ = ["Monitor"]
 READ_S = 5.0  # for a request to arrive
 AT_ONCE = 16  # requests; what is more waits
 TURNS_WITHIN_S = 10.0  # the data loop, or it hangs
+# What a browser calls this machine. Another name that leads here is a stranger's page, which wants to read (DNS
+# rebinding).
+OURS = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -54,8 +58,9 @@ class Monitor:
     Raises ``ConfigError`` where it cannot be bound.
     """
 
-    def __init__(self, address: Address, latest: Callable[[], ServerStatus | None]) -> None:
+    def __init__(self, address: Address, latest: Callable[[], ServerStatus]) -> None:
         self._latest = latest
+        self._private = OURS.fullmatch(str(address)) is not None
         self._registry = registry_of(latest)
         self._answers: dict[str, Callable[[str], Answer]] = {
             "/": lambda _accept: Answer(page(), "text/html; charset=utf-8"),
@@ -81,6 +86,8 @@ class Monitor:
         """One request (WSGI)."""
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             answer = Answer(b"only GET\n", status=HTTPStatus.METHOD_NOT_ALLOWED)
+        elif self._private and not OURS.fullmatch(environ.get("HTTP_HOST", "localhost")):
+            answer = Answer(b"this is the monitor of this machine alone\n", status=HTTPStatus.MISDIRECTED_REQUEST)
         else:
             found = self._answers.get(environ["PATH_INFO"])
             answer = found(environ.get("HTTP_ACCEPT", "")) if found else _nothing(self._answers)
@@ -89,10 +96,7 @@ class Monitor:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [answer.body]
 
     def _status(self, _accept: str) -> Answer:
-        status = self._latest()
-        if status is None:
-            return Answer(b"the data loop has not turned yet\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
-        return Answer(msgspec.json.encode(status), "application/json")
+        return Answer(msgspec.json.encode(self._latest()), "application/json")
 
     def _metrics(self, accept: str) -> Answer:
         encode, kind = choose_encoder(accept)
@@ -100,18 +104,16 @@ class Monitor:
 
     def _healthz(self, _accept: str) -> Answer:
         """Whether the data loop turns. Who is connected does not matter: to kill the server would help nobody."""
-        status = self._latest()
-        if status is None:
-            return _unavailable("the data loop has not turned yet")
-        if status.age_s > TURNS_WITHIN_S:
-            return _unavailable(f"the data loop last turned {status.age_s:.0f} s ago")
-        return Answer(f"ok: the data loop last turned {status.age_s:.1f} s ago\n".encode())
+        age_s = self._latest().age_s
+        if age_s > TURNS_WITHIN_S:
+            return _unavailable(f"the data loop last turned {age_s:.0f} s ago")
+        return Answer(f"ok: the data loop last turned {age_s:.1f} s ago\n".encode())
 
     def _readyz(self, accept: str) -> Answer:
         """Whether a reader that comes now is served: the contract holds, and the first step is made."""
         status = self._latest()
-        if status is None or not status.ready:
-            failures = [stream.failure for stream in status.streams if stream.failure] if status else []
+        if not status.ready:
+            failures = [stream.failure for stream in status.streams if stream.failure]
             return _unavailable(failures[0] if failures else "the first step is not made yet")
         return self._healthz(accept)
 
