@@ -75,11 +75,13 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _positions(*positions: Position) -> None:
-    _require(min(map(min, positions)) >= 0, "a position is never negative")
+    if min(map(min, positions)) < 0:
+        raise ProtocolError("a position is never negative")
 
 
 def _attempt(attempt: bytes) -> None:
-    _require(len(attempt) == ATTEMPT_BYTES, f"an attempt is named by {ATTEMPT_BYTES} bytes")
+    if len(attempt) != ATTEMPT_BYTES:
+        raise ProtocolError(f"an attempt is named by {ATTEMPT_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
