@@ -1,8 +1,10 @@
-"""The client's only socket and its owner thread, and what it shares with the loop under one condition.
+"""The client's only socket and who works it, and what its thread and the loop share under one condition.
 
-The thread always reads: only the delivery window bounds what is ready. It acknowledges what the loop takes, half a
-window or a step at once. While the loop trains it rebuilds micro-batches, into pinned memory where there is CUDA; a
-loop that comes sooner rebuilds them itself, which costs less than to wake one thread for the other.
+One of the two owns the socket at a time. A loop that asks, and asks again soon, reads and acknowledges itself, and the
+thread naps: to wake one thread for the other costs more than that takes. While the loop is away, training, the thread
+reads all there is, so only the delivery window bounds what is ready, tells the server that this reader lives, and
+rebuilds micro-batches, into pinned memory where there is CUDA. What the loop takes is acknowledged half a window or a
+step at once.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ __all__ = ["END_WAIT_S", "Connection"]
 
 KEEP_ALIVE_S = 1.0
 AWAY_S = 0.002  # a loop that stays away so long has something to do meanwhile
+NAP_S = 0.01  # how often the thread looks whether the loop is away
 END_WAIT_S = 30.0  # how long a reader that has ended stays until all others have
 
 
@@ -37,21 +40,25 @@ class Connection:
     def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays, *, key: ClientKey | None = None) -> None:
         self.endpoint = endpoint
         self.session = session
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # of all that the two share
+        self.changed = threading.Condition(self.lock)
         self.handover = Handover(session)
         self.asking_since: float | None = None
         self.last_asked = time.monotonic()
         self.was_away = 0.0  # for so long, before it asked last
         self.leaving = False
-        self._stopping = False
+        self._stopping = threading.Event()
+        self._owned = False  # the socket is worked, by the thread or the loop; changes under the condition
         self._called = self._asleep = False
+        self._torn = False
+        self._keep_alive_at = 0.0
         self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint, key=key)
 
     def stop(self) -> None:
         self._leave_by = time.monotonic() + END_WAIT_S
-        self._stopping = True
+        self._stopping.set()
         self._dealer.ring()
 
     @property
@@ -60,15 +67,21 @@ class Connection:
         waits = self.session.state is State.ENDED and not self.session.released
         return waits and time.monotonic() < self._leave_by
 
-    def call(self) -> None:
-        """There is something to say. Whoever calls holds the condition.
-
-        A thread that is not asleep looks by itself before it sleeps: to wake it costs the loop more than to take.
-        """
-        self._called = True
-        if self._asleep:
-            self._asleep = False
-            self._dealer.ring()
+    def _own(self, work: Callable[[], None]) -> bool:
+        """Work the socket, unless somebody does; whether nobody did."""
+        own = False
+        try:
+            with self.lock:
+                if self._owned:
+                    return False
+                own = self._owned = True
+            work()
+        finally:
+            if own:
+                with self.lock:
+                    self._owned = False
+                    self.changed.notify_all()
+        return True
 
     # The loop ----------------------------------------------------------------------------------------
 
@@ -89,8 +102,6 @@ class Connection:
             upcoming.make()
         except PackhorseError as error:
             self._fail(error)
-            self._stopping = True
-            self._dealer.ring()
             raise
 
     def take(self) -> None:
@@ -99,51 +110,95 @@ class Connection:
         if self.handover.acknowledgement_due:
             self.call()
 
+    def call(self) -> None:
+        """There is something to say. Whoever calls holds the condition, and calls ``say`` without it."""
+        self._called = True
+        if self._asleep:  # else the thread looks by itself before it sleeps
+            self._asleep = False
+            self._dealer.ring()
+
+    def say(self) -> None:
+        """What the loop has called for, unless the thread is at it."""
+        if self._called and not self._stopping.is_set():
+            self._own(partial(self._for_the_loop, self._say))
+
+    def wait(self, ahead: int, patience_s: float) -> None:
+        """Until something has happened that may settle what is so far ahead."""
+        turn = partial(self._turn, patience_s)
+        if self._stopping.is_set() or not self._own(partial(self._for_the_loop, turn)):
+            with self.lock:
+                if (self._owned or self._stopping.is_set()) and not self.handover.settled(ahead):
+                    self.changed.wait(patience_s)
+
+    def _for_the_loop(self, work: Callable[[], None]) -> None:
+        """What goes wrong ends the thread, and is raised behind what is ready; an interrupt is raised at once."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  whatever it is, it waits its turn
+            self._fail(error)
+        except BaseException:
+            self._torn = True  # maybe between two frames of a message
+            raise
+
     # The thread --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Own the socket until asked to stop; an error ends up in the loop."""
+        """Own the socket while the loop does not, until asked to stop; an error ends up in the loop."""
         try:
             self._work()
-        except PackhorseError as error:
-            self._fail(error)
         except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear that nothing will come
-            self._fail(self._failed(error))
+            self._fail(error)
         finally:
             self._close()
 
     def _work(self) -> None:
-        next_keep_alive = 0.0
-        while not self._stopping or self._needed:
-            called = self._sleep()
-            if self.asking_since is not None:
-                self._wake()
-            if called:
-                self._say_unsaid()
-            now = time.monotonic()
-            self._rebuild_ahead(now)
-            if now >= next_keep_alive and self.handover.connected:
-                self._step(self.session.interval_passed)
-            if now >= next_keep_alive and self._dealer.given_up:
-                self._dealer.reconnect()
-            if called or now >= next_keep_alive:
-                self._acknowledge(now)
-                next_keep_alive = now + KEEP_ALIVE_S
+        while not self._stopping.is_set() or self._needed:
+            if self._loop_is_near or not self._own(self._attend):
+                self._stopping.wait(NAP_S)
+            else:
+                self._rebuild_ahead()
 
-    def _sleep(self) -> bool:
-        """Until something happens; whether the loop has called since the last time."""
-        with self.changed:
+    @property
+    def _loop_is_near(self) -> bool:
+        """Whether it asks, or did a moment ago: it works the socket itself then."""
+        return self.asking_since is not None or time.monotonic() - self.last_asked < AWAY_S
+
+    def _attend(self) -> None:
+        """One turn in the thread, which sleeps unless the loop has called."""
+        with self.lock:
             self._asleep = not self._called
             patience_s = KEEP_ALIVE_S if self.handover.raw is None else AWAY_S
-        stirred = self._dealer.wait(patience_s if self._asleep else 0.0)
-        with self.changed:
-            self._asleep = False
-            called, self._called = self._called, False
+        self._turn(patience_s if self._asleep else 0.0)
+
+    # The socket's owner ------------------------------------------------------------------------------
+
+    def _turn(self, patience_s: float) -> None:
+        """Wait until something happens; read it, and say what there is to say."""
+        if self._torn:
+            self._reconnect()
+        stirred = self._dealer.wait(patience_s)
+        self._asleep = False
         if stirred.connection:
             self._watch()
         if stirred.messages:
             self._read()
-        return called
+        self._say()
+
+    def _say(self) -> None:
+        """What was called for; and every keep-alive interval, that this reader lives."""
+        with self.lock:
+            called, self._called = self._called, False
+        now = time.monotonic()
+        keeps_alive = now >= self._keep_alive_at
+        if self.handover.unsaid:
+            self._say_unsaid()
+        if keeps_alive and self.handover.connected:
+            self._step(self.session.interval_passed)
+        if keeps_alive and self._dealer.given_up:
+            self._dealer.reconnect()
+        if called or keeps_alive:
+            self._acknowledge(now)
+            self._keep_alive_at = now + KEEP_ALIVE_S
 
     def _watch(self) -> None:
         """Follow the connection: a new one says HELLO."""
@@ -160,10 +215,11 @@ class Connection:
             message, extra = decode(frames)
             self._step(partial(self.session.receive, message, extra))
 
-    def _rebuild_ahead(self, now: float) -> None:
+    def _rebuild_ahead(self) -> None:
         """What is ready, so that a loop that is away need not wait for it."""
-        while self.asking_since is None and max(self.was_away, now - self.last_asked) >= AWAY_S and not self._called:
-            with self.changed:
+        away_s = max(self.was_away, time.monotonic() - self.last_asked)
+        while self.asking_since is None and away_s >= AWAY_S and not self._called:
+            with self.lock:
                 upcoming = self.handover.raw
             if upcoming is None:
                 return
@@ -171,7 +227,7 @@ class Connection:
 
     def _step(self, transition: Callable[[], list[Effect]]) -> None:
         """One transition of the session; what it forgets, the loop must not take meanwhile."""
-        with self.changed:
+        with self.lock:
             effects = transition()
             for effect in effects:
                 self._hand_over(effect)
@@ -188,11 +244,10 @@ class Connection:
             case Fail(error):
                 self.handover.fail(error)
 
-    def _wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
-
     def _close(self) -> None:
+        with self.lock:
+            self.changed.wait_for(lambda: not self._owned)
+            self._owned = True  # for good
         if self.leaving or self.session.state is State.ENDED:
             self._dealer.linger()
             if self.handover.connected:
@@ -201,17 +256,16 @@ class Connection:
         self._dealer.close()
 
     def _say_unsaid(self) -> None:
-        with self.changed:
+        with self.lock:
             effects = self.handover.unsaid
             for effect in effects:
                 self._hand_over(effect)
         self._carry_out(effects)
-        with self.changed:
+        with self.lock:
             self.handover.said(effects)
-            self.changed.notify_all()
 
     def _acknowledge(self, now: float) -> None:
-        with self.changed:
+        with self.lock:
             if not self.handover.connected or self.session.state not in (State.STREAMING, State.ENDED):
                 return
             idle = 0.0 if self.asking_since is not None else now - self.last_asked
@@ -226,8 +280,11 @@ class Connection:
                 case Send():
                     self._send(effect)
                 case Reconnect():
-                    self.handover.connected = False
-                    self._dealer.reconnect()
+                    self._reconnect()
+
+    def _reconnect(self) -> None:
+        self.handover.connected = self._torn = False
+        self._dealer.reconnect()
 
     def _send(self, effect: Send) -> None:
         if not self._dealer.send([encode(effect.message), *effect.extra]):
@@ -247,15 +304,19 @@ class Connection:
             return self._finish(
                 view_microbatch(arrived.body, payload, contract, identity.layout, identity.reader.context)
             )
-        except PackhorseError:
-            raise
         except Exception as error:  # whatever it is, the thread must end and the loop hear of it
-            raise self._failed(error) from error
+            raise self._named(error) from error
 
-    def _failed(self, error: Exception) -> TransportError:
+    def _named(self, error: Exception) -> PackhorseError:
+        """Itself, or what stands for it in the loop."""
+        if isinstance(error, PackhorseError):
+            return error
         return TransportError(f"{self.endpoint}: the feed failed: {type(error).__name__}: {error}")
 
-    def _fail(self, error: PackhorseError) -> None:
-        with self.changed:
-            self.handover.fail(error)
+    def _fail(self, error: Exception) -> None:
+        """Nothing will come: the loop hears why, the thread ends."""
+        with self.lock:
+            self.handover.fail(self._named(error))
             self.changed.notify_all()
+        self._stopping.set()
+        self._dealer.ring()

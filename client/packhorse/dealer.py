@@ -26,6 +26,7 @@ HANDSHAKE_MS = 4_000  # less than a server waits: what it closes, it closes for 
 HEARTBEAT_MS = 2_000
 SEND_MS = 1_000  # how long a connection that is being made may take to accept a message
 READABLE = int(zmq.POLLIN)
+NOBLOCK = int(zmq.NOBLOCK)  # to combine or pass enums takes long
 LEAVE_MS = 500  # how long the last message may take to leave
 
 
@@ -144,14 +145,19 @@ class Dealer:
 
     def messages(self) -> Iterator[Frames]:
         """What has arrived, without copying it but for the header."""
-        while readable(self._socket):
-            frames: list[bytes | memoryview] = [self._socket.recv()]
-            more = bool(self._socket.getsockopt(zmq.RCVMORE))
-            while more:
-                frame = self._socket.recv(copy=False)
+        while (frame := self._next_frame()) is not None:
+            frames: list[bytes | memoryview] = [frame.bytes]
+            while frame.more:
+                frame = self._socket.recv(NOBLOCK, copy=False)  # a message is there as a whole, or not at all
                 frames.append(frame.buffer)
-                more = frame.more
             yield frames
+
+    def _next_frame(self) -> zmq.Frame | None:
+        """The first of the next message; to try in vain once costs less than to ask before each."""
+        try:
+            return self._socket.recv(NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
 
     def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether there was a connection to send it on."""

@@ -229,13 +229,14 @@ class Feed(Iterator[MicroBatch]):
     restore_state = load_state_dict
 
     def _saved(self, step: int | None = None) -> FeedState:
-        with self._connection.changed:
+        with self._connection.lock:
             return self._connection.session.saved(step)
 
     def _resume(self, saved: FeedState) -> None:
-        with self._connection.changed:
+        with self._connection.lock:
             self._connection.handover.resume(saved)
             self._connection.call()
+        self._connection.say()
 
     def stats(self) -> FeedStats:
         """What this rank has taken and waited for so far."""
@@ -281,28 +282,32 @@ class Feed(Iterator[MicroBatch]):
         began = connection.ask()
         try:
             while True:
-                with connection.changed:
+                with connection.lock:
+                    settled = connection.handover.settled(ahead)
+                    upcoming = connection.handover.peek(ahead) if settled else None
+                    found = settled and (upcoming is None or upcoming.rebuilt is not None)
+                    if found and take:
+                        self._taken += upcoming is not None
+                        connection.take()
+                if found:
+                    connection.say()
+                    return None if upcoming is None else upcoming.rebuilt
+                if upcoming is not None:
+                    connection.rebuild(upcoming)  # and look again: an attempt that began meanwhile dropped it
+                else:
                     self._wait(began, ahead)
-                    upcoming = connection.handover.peek(ahead)
-                    if upcoming is None or upcoming.rebuilt is not None:
-                        if take:
-                            self._taken += upcoming is not None
-                            connection.take()
-                        return None if upcoming is None else upcoming.rebuilt
-                connection.rebuild(upcoming)  # and look again: an attempt that began meanwhile dropped it
         finally:
             connection.asked()
 
     def _wait(self, began: float, ahead: int) -> None:
-        """Until it is known what is there. Whoever calls holds the condition."""
-        connection, mark = self._connection, began
-        while not connection.handover.settled(ahead):
-            if ahead and connection.handover.unacknowledged:
+        """For something that may settle what is there."""
+        connection, mark = self._connection, time.monotonic()
+        if ahead and connection.handover.unacknowledged:
+            with connection.lock:
                 connection.call()  # to reach so far may need the whole window, and what was taken is part of it
-            connection.changed.wait(min(1.0, self._remaining(began)))
-            now = time.monotonic()
-            self._waits[connection.handover.waiting_for()] += now - mark
-            mark = now
+            connection.say()
+        connection.wait(ahead, min(1.0, self._remaining(began)))
+        self._waits[connection.handover.waiting_for()] += time.monotonic() - mark
 
     def _remaining(self, began: float) -> float:
         session = self._connection.session

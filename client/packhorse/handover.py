@@ -84,7 +84,7 @@ class Handover:
         if upcoming is None:
             self.session.end_handed_out()
         else:
-            micro_batch = upcoming.make()
+            micro_batch = upcoming.rebuilt or upcoming.make()
             self.session.handed_out(micro_batch.position, micro_batch.row_digest)
 
     @property

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from packhorse.errors import ProtocolError
 from packhorse.schema import Whole
@@ -28,8 +28,7 @@ DTYPES = {name: np.dtype(name) for name in ("|u1", "<u2", "<u4", "<i4", "<i8")}
 AnyArray = npt.NDArray[np.generic]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayEntry:
+class ArrayEntry(Struct, frozen=True):
     """One array of a payload: its name, dtype from ``DTYPES``, length and byte offset."""
 
     name: str

@@ -1,4 +1,4 @@
-"""msgpack headers with an exact schema, compiled from dataclass annotations.
+"""msgpack headers with an exact schema, compiled from the annotations of dataclasses and Structs.
 
 A header is untrusted input: its size is capped before it is decoded, and a key that is missing, unknown
 or given twice, a value of another type, an extension type or a number out of range is a ``ProtocolError``
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
@@ -24,6 +23,7 @@ __all__ = ["HEADER_LIMIT_BYTES", "Whole", "decoder_for", "exact_reader", "pack",
 
 HEADER_LIMIT_BYTES = 16 << 10
 INTEGER_LIMIT = 1 << 62
+ENCODER = msgspec.msgpack.Encoder()
 
 # A number on the wire that is never negative.
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
@@ -33,8 +33,8 @@ Kind = TypeVar("Kind")
 
 
 def pack(value: object) -> bytes:
-    """A header as msgpack; dataclasses become maps."""
-    return msgspec.msgpack.encode(value)
+    """A header as msgpack; dataclasses and Structs become maps."""
+    return ENCODER.encode(value)
 
 
 def exact_reader(tag: str, kind: type[Kind]) -> Callable[[bytes], Kind | None]:
@@ -137,8 +137,7 @@ def _record(items: tuple[Decoder, ...], make: Callable[..., object]) -> Decoder:
 
 
 def _map(kind: type) -> Decoder:
-    hints = get_type_hints(kind)
-    inner = {f.name: decoder_for(hints[f.name]) for f in fields(kind)}
+    inner = {name: decoder_for(hint) for name, hint in get_type_hints(kind).items()}
 
     def decode(value: object, where: str) -> object:
         if type(value) is not dict or value.keys() != inner.keys():
@@ -171,7 +170,7 @@ PLAIN: dict[object, Decoder] = {
 
 @cache
 def decoder_for(hint: Any) -> Decoder:
-    """The decoder of a type annotation: scalars, enums, tuples, NamedTuples, dataclasses, optionals."""
+    """The decoder of a type annotation: scalars, enums, tuples, NamedTuples, dataclasses, Structs, optionals."""
     if hint in PLAIN:
         return PLAIN[hint]
     if get_origin(hint) in (Union, UnionType):

@@ -5,7 +5,8 @@ more frames: BATCH a payload with the arrays and, on the last micro-batch of a s
 stream after it; END the snapshot after it, where another pass follows; SNAPSHOT the snapshot. Nothing
 executable crosses the wire.
 
-An illegal message cannot be constructed: the dataclasses check their ranges.
+An illegal message cannot be constructed: they check their ranges. What comes for every micro-batch is a ``Struct``,
+which is written and read in a quarter of the time of a dataclass.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from packhorse.contract import BatchContract, ResolvedContract
 from packhorse.errors import ProtocolError
@@ -73,11 +75,13 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _positions(*positions: Position) -> None:
-    _require(min(map(min, positions)) >= 0, "a position is never negative")
+    if min(map(min, positions)) < 0:
+        raise ProtocolError("a position is never negative")
 
 
 def _attempt(attempt: bytes) -> None:
-    _require(len(attempt) == ATTEMPT_BYTES, f"an attempt is named by {ATTEMPT_BYTES} bytes")
+    if len(attempt) != ATTEMPT_BYTES:
+        raise ProtocolError(f"an attempt is named by {ATTEMPT_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +173,7 @@ class Snapshot:
         _require(self.step >= 0, "a step is never negative")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchBody:
+class BatchBody(Struct, frozen=True, kw_only=True):
     """What is the same for every reader of one view of a micro-batch."""
 
     step: Whole
@@ -192,14 +195,8 @@ class BatchBody:
         _require(min(sizes) >= 0, "BATCH: a position, width or count is never negative")
         _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
 
-    @cached_property
-    def packed(self) -> bytes:
-        """As it stands in a header; made once, for all readers and for every time it is sent."""
-        return pack(self)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Struct, frozen=True, kw_only=True):
     """Server → client: one micro-batch. ``floor`` is the lowest acknowledged position of all readers."""
 
     stream: str
@@ -216,8 +213,7 @@ class Batch:
         return Position(self.body.step, self.body.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
+class Ack(Struct, frozen=True, kw_only=True):
     """Client → server: everything before ``position`` was handed out. Absolute."""
 
     stream: str
@@ -319,16 +315,7 @@ EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapsho
 
 def encode(message: Message) -> bytes:
     """The header frame of a message; its further frames, if any, are sent behind it."""
-    if type(message) is Batch:
-        return _batch_head(message.stream, message.attempt, message.floor) + message.body.packed
     return pack((NAMES[type(message)], message))
-
-
-@lru_cache(maxsize=64)
-def _batch_head(stream: str, attempt: bytes, floor: Position) -> bytes:
-    """The header of a BATCH up to its body, which is the last of its fields: msgpack may be put end to end."""
-    fields = {"stream": stream, "attempt": attempt, "floor": floor, "body": None}
-    return pack((NAMES[Batch], fields)).removesuffix(pack(None))
 
 
 def decode(frames: Frames) -> tuple[Message, Frames]:

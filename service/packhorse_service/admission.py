@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
-__all__ = ["ACCEPTED_AHEAD", "Admission", "Allowance", "Budget", "Limits", "Verdict"]
+__all__ = ["ACCEPTED_AHEAD", "LOOK_S", "Admission", "Allowance", "Budget", "Limits", "Verdict"]
 
 # Accepted before they are closed again. Where the limit of open files is reached, ZeroMQ tries in vain to accept
 # the next connection, at full speed and for ever.
@@ -123,7 +123,6 @@ class Admission:
     _shut: set[int] = field(default_factory=set)  # numbers that had connections closed from here, and no other since
     _strangers: dict[int, None] = field(default_factory=dict)  # open, and not greeted
     _round: Iterator[int] = field(default_factory=lambda: iter(()))  # of all that are open
-    _looked_s: float = 0.0
     _looked_at_readers_s: float = 0.0
     _arrivals: Budget = field(init=False)
     _lines: Budget = field(init=False)
@@ -177,10 +176,7 @@ class Admission:
         return LOOK_S if self._strangers else READERS_LOOK_S
 
     def to_look_at(self, now: float) -> list[int]:
-        """Connections of which it is time to see how much has arrived."""
-        if now - self._looked_s < LOOK_S:
-            return []
-        self._looked_s = now
+        """Connections of which to see how much has arrived: asked every ``LOOK_S``."""
         strangers = list(islice(self._strangers, LOOKED_AT))
         for stranger in strangers:  # they are looked at in turn
             self._strangers[stranger] = self._strangers.pop(stranger)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from packhorse.microbatch import Position
 from packhorse.wire import Batch, End
@@ -32,30 +33,37 @@ class Delivery:
     def to(self, readers: Iterable[Reader], now: float) -> list[Effect]:
         """In turn, so that no reader has its whole window before another has its next micro-batch."""
         sends: list[Effect] = []
-        due = deque(readers)
+        due = deque((reader, self._room_for(reader)) for reader in readers)
         while due:
-            reader = due.popleft()
-            send = self._next_for(reader)
+            reader, upcoming = due.popleft()
+            send = next(upcoming, None)
             if send is not None:
                 sends.append(send)
-                due.append(reader)
+                due.append((reader, upcoming))
                 continue
             owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
             reader.owed_since_s = (reader.owed_since_s or now) if owed else None
         return sends
 
-    def _next_for(self, reader: Reader) -> Send | None:
-        at = reader.sent
-        in_flight = self.supply.between(reader.acked, at, self.num_microbatches)
-        if not reader.peer or in_flight >= reader.window:
-            return None
-        step = self.supply.steps.get(at.step)
-        if step is None:
-            return self._end_for(reader)
-        view = step.of(reader.view)[at.index]
-        reader.sent = after = at.after(self.num_microbatches)
-        batch = Batch(stream=self.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
-        return Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
+    def _room_for(self, reader: Reader) -> Iterator[Send]:
+        """As much of what this reader gets next as its window has room for."""
+        in_flight = self.supply.between(reader.acked, reader.sent, self.num_microbatches)
+        return islice(self._upcoming(reader), max(0, reader.window - in_flight) if reader.peer else 0)
+
+    def _upcoming(self, reader: Reader) -> Iterator[Send]:
+        """What is made, from where this reader stands on; it counts as sent when it is asked for."""
+        while True:
+            step = self.supply.steps.get(reader.sent.step)
+            if step is None:
+                end = self._end_for(reader)
+                if end is None:
+                    return
+                yield end
+                continue
+            for view in step.of(reader.view)[reader.sent.index :]:
+                reader.sent = after = reader.sent.after(self.num_microbatches)
+                batch = Batch(stream=self.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
+                yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
 
     def _end_for(self, reader: Reader) -> Send | None:
         """An END counts as a step of one."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from packhorse.errors import ProtocolError
 from packhorse.wire import ErrorCode, Frames, Hello, Message, ServerError, decode, encode
-from packhorse_service.admission import Admission, Limits, Verdict
+from packhorse_service.admission import LOOK_S, Admission, Limits, Verdict
 from packhorse_service.connections import Change
 from packhorse_service.router import Arrival, Router
 
@@ -38,6 +38,7 @@ class Door:
         self._admission = Admission(limits)
         self._stream = stream
         self._gone: list[bytes] = []
+        self._looked_s = 0.0
 
     @property
     def look_s(self) -> float:
@@ -52,6 +53,11 @@ class Door:
     def watch(self, now: float) -> None:
         """Follow who connects and leaves; close those that say nothing, and those that send what becomes no message."""
         self._follow(now)
+        if now - self._looked_s >= LOOK_S:
+            self._looked_s = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
         for connection in self._admission.silent(now):
             self._router.connections.shut(connection)
         for connection in self._admission.to_look_at(now):

@@ -50,6 +50,8 @@ log = logging.getLogger("packhorse.server")
 
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
+TICK_S = 0.05  # how often the sessions are told the time, for their deadlines and keep-alives
+REFUSALS = (ServerError, Reject)
 PRODUCERS_S = 1.0  # they may be waiting for a read that never returns
 
 
@@ -180,6 +182,7 @@ class Server:
         return f"stream {stream.name!r}: " if self._further else ""
 
     def _loop(self) -> Ending:
+        ticked = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
             rung = self._router.wait(int(1000 * self._door.look_s))
@@ -187,9 +190,9 @@ class Server:
             if rung:
                 self._take_results(now)
             self._read(now)
-            for stream in self._streams.values():
-                self._carry_out(stream, stream.session.tick(now))
-            self._watch.turn(now, self._door.connections)
+            if now - ticked >= TICK_S:
+                self._tick(now)
+                ticked = now
             self._leave_if_failed(now)
             if first.phase is Phase.ENDED and now - self._last_needed_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
@@ -198,6 +201,15 @@ class Server:
             return Ending.ALL_LEFT
         log.info("stopped by %s; readers wait for a server, and go on where they stand", self._stopping)
         return Ending.STOPPED
+
+    def _tick(self, now: float) -> None:
+        """What need not be done with every message."""
+        gone = self._door.gone()
+        for stream in self._streams.values():
+            for peer in gone:
+                stream.session.lost(peer)
+            self._carry_out(stream, stream.session.tick(now))
+        self._watch.turn(now, self._door.connections)
 
     @property
     def _last_needed_s(self) -> float:
@@ -222,9 +234,6 @@ class Server:
 
     def _read(self, now: float) -> None:
         self._door.watch(now)
-        for peer in self._door.gone():
-            for served in self._streams.values():
-                served.session.lost(peer)
         for heard in self._door.heard(now):
             stream = self._streams.get(heard.message.stream)
             if stream is not None:
@@ -310,8 +319,9 @@ class Server:
 
 def _refused(peer: bytes, effects: list[Effect]) -> bool:
     """Whether this peer is told that it may not have said what it said."""
-    refusals = (effect for effect in effects if isinstance(effect, Send) and effect.peer == peer)
-    return any(isinstance(refusal.message, ServerError | Reject) for refusal in refusals)
+    return any(
+        isinstance(effect, Send) and isinstance(effect.message, REFUSALS) and effect.peer == peer for effect in effects
+    )
 
 
 class StreamFailed(ContractError):

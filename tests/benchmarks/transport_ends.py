@@ -13,10 +13,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -386,7 +387,8 @@ def framed(case: Case) -> list[FramedStep]:
 def _views(case: Case, step: int) -> tuple[View, ...]:
     view = case.view
     return tuple(
-        View(replace(view.body, step=step, index=index), view.payload) for index in range(case.messages_a_step)
+        View(msgspec.structs.replace(view.body, step=step, index=index), view.payload)
+        for index in range(case.messages_a_step)
     )
 
 
@@ -425,7 +427,7 @@ class Reading:
     measured: Measured = field(default_factory=Measured)
 
     def run(self) -> Measured:
-        deadline = time.monotonic() + WAIT_S
+        deadline, grant = time.monotonic() + WAIT_S, self.case.grant
         while self.session.state is not State.ENDED:
             self.dealer.wait(1.0)
             assert time.monotonic() < deadline, "the end does not come"
@@ -435,7 +437,7 @@ class Reading:
             before = self.taken
             for frames in self.dealer.messages():
                 self._carry_out(self.session.receive(*decode(frames)))
-                if self.taken - before >= self.case.grant:
+                if self.taken - before >= grant:
                     self._acknowledge()
                     before = self.taken
             if self.taken > before:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
+
 from packhorse.context_parallel import Partition
 from packhorse.contract import BatchContract, resolve
 from packhorse.layout import Coordinates, ParallelLayout
@@ -28,7 +33,9 @@ from packhorse.wire import (
     Welcome,
 )
 
-__all__ = ["EXAMPLES", "EXTRA"]
+__all__ = ["EXAMPLES", "EXTRA", "altered"]
+
+Altered = TypeVar("Altered")
 
 LAYOUT = ParallelLayout(data=2, context=2)
 FACTS = TrainerFacts(stack=Stack.MEGATRON_LM, world_size=4, hierarchical_cp_sizes=(2, 1))
@@ -115,3 +122,9 @@ EXAMPLES: dict[str, Message] = {
 
 # Further frames that a message travels with.
 EXTRA: dict[str, tuple[bytes, ...]] = {"BATCH": (b"payload",), "SNAPSHOT": (b"snapshot",)}
+
+
+def altered(message: Altered, **values: Any) -> Altered:
+    """A copy with other values: ``dataclasses.replace``, for a ``Struct`` too."""
+    replace = structs.replace if isinstance(message, Struct) else dataclasses.replace
+    return replace(message, **values)  # type: ignore[type-var]

@@ -36,6 +36,7 @@ from packhorse import (
     TransportError,
     connection,
 )
+from packhorse.connection import Connection
 from packhorse.contract import resolve
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.row import Row
@@ -365,13 +366,37 @@ def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str, monkeypat
         wait_until(lambda: upcoming(feed) == [True] * LONG_STEP, "all of them")
 
 
-def test_a_loop_that_asks_again_at_once_rebuilds_what_it_takes(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "AWAY_S", 600.0)
-    with ScriptedServer(endpoint, saying(*A_LONG_STEP)), feed_from(endpoint) as feed:
-        wait_until(lambda: len(upcoming(feed)) == LONG_STEP, "all of them")
-        taken = [next(feed) for _ in range(4)]
-        assert upcoming(feed) == [False] * 6
+def test_a_loop_that_asks_again_at_once_reads_rebuilds_and_acknowledges_by_itself(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "AWAY_S", 600.0)  # the thread never does
+    with ScriptedServer(endpoint, saying(*A_LONG_STEP)) as server, feed_from(endpoint, window=8) as feed:
+        taken = [next(feed) for _ in range(5)]
+        assert not any(upcoming(feed))
         assert all(micro_batch.computed_digest() == micro_batch.row_digest for micro_batch in taken)
+        wait_until(lambda: Position(0, 4) in [ack.position for ack in server.heard_of(Ack)], "the ACK of half a window")
+
+
+def test_a_loop_that_was_interrupted_while_it_read_goes_on_where_it_stood(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had begun to read is lost: the server sends it again on another connection."""
+    monkeypatch.setattr(connection, "AWAY_S", 600.0)
+    read = Connection._read
+    losses = iter(range(3))
+
+    def interrupted(self: Connection) -> None:
+        if next(losses, None) is None:
+            return read(self)
+        next(self._dealer.messages())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "_read", interrupted)
+    with ScriptedServer(endpoint, saying(*TWO_STEPS)), feed_from(endpoint) as feed:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                next(feed)
+        assert [micro_batch.position for micro_batch in feed] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_hello_says_what_this_reader_declares(endpoint: str) -> None:

@@ -46,7 +46,7 @@ from packhorse.wire import (
     Wait,
     Welcome,
 )
-from tests.client.messages import CONTRACT, DECLARED, EXAMPLES, LAYOUT
+from tests.client.messages import CONTRACT, DECLARED, EXAMPLES, LAYOUT, altered
 
 ATTEMPT, OTHER = b"attempt!", b"another!"
 FINGERPRINT = b"\x55" * 16
@@ -72,7 +72,7 @@ def batch(position: tuple[int, int], floor: Position = ORIGIN, attempt: bytes = 
     example = EXAMPLES["BATCH"]
     assert isinstance(example, Batch)
     step, index = position
-    return replace(example, floor=floor, attempt=attempt, body=replace(example.body, step=step, index=index))
+    return altered(example, floor=floor, attempt=attempt, body=altered(example.body, step=step, index=index))
 
 
 def end(position: Position, attempt: bytes = ATTEMPT) -> End:
@@ -686,7 +686,7 @@ def test_whatever_arrives_the_loop_is_handed_every_position_once_and_in_order(ev
             case _:
                 offset = 0 if event == "next" else number
                 message = batch(place(number_of(session.expected) + offset), floor=session.position)
-                message = replace(message, attempt=OTHER if event == "stale" else ATTEMPT)
+                message = altered(message, attempt=OTHER if event == "stale" else ATTEMPT)
                 carry_out(session.receive(message, frames_of(message)))
         assert event == "take" or session.position == before
         assert taken == [place(n) for n in range(len(taken))]

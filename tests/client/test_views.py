@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from packhorse.context_parallel import Partition
 from packhorse.contract import BatchContract, Packing, TailPadding, resolve
@@ -297,7 +298,7 @@ def test_a_pipeline_stage_is_handed_what_it_uses_and_the_offsets(stage: str, cas
         whole = deliver(case, rank)
         body, _ = body_and_payload(case, rank)
         view = view_arrays(case.row, case.contract, case.layout, rank, needs)
-        body = replace(body, arrays=view.table)
+        body = structs.replace(body, arrays=view.table)
         part = view_microbatch(body, memoryview(view.payload), case.contract, case.layout, rank)
         assert (view.slots, view.loss_tokens) == (body.slots, whole.local_loss_tokens)
         for name in WORKED:
@@ -335,7 +336,7 @@ def damaged(case: RowCase, arrays: dict[str, AnyArray | None], width: int | None
     body, payload = body_and_payload(case, 0)
     sent: dict[str, Any] = {**split_arrays(body.arrays, memoryview(payload)), **arrays}
     table, buffer = join_arrays({name: array for name, array in sent.items() if array is not None})
-    body = replace(body, arrays=table, slots=body.slots if width is None else width)
+    body = structs.replace(body, arrays=table, slots=body.slots if width is None else width)
     return view_microbatch(body, memoryview(buffer), case.contract, case.layout, 0)
 
 
