@@ -120,9 +120,13 @@ class Row:
         """[T] 1 on supervised slots, 0 on others and on padding."""
         return self.geometry.real.view(np.uint8) if self.supervised is None else self.supervised
 
-    @cached_property
+    @property
     def num_loss_tokens(self) -> int:
-        return self.num_tokens if self.supervised is None else int(np.count_nonzero(self.supervised))
+        return self.num_tokens if self.supervised is None else self._supervised_slots
+
+    @cached_property
+    def _supervised_slots(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def mask_bits(self) -> npt.NDArray[np.uint8]:
