@@ -21,7 +21,6 @@ from packhorse.schema import Whole
 __all__ = ["ArrayEntry", "join_arrays", "split_arrays"]
 
 ALIGNMENT = 64
-PADDING = bytes(ALIGNMENT)
 # Closed list, little-endian on the wire whatever the machine.
 DTYPES = {name: np.dtype(name) for name in ("|u1", "<u2", "<u4", "<i4", "<i8")}
 
@@ -43,23 +42,24 @@ def _aligned(n: int) -> int:
 
 def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
     """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
-    table = _table(tuple((name, array.dtype, len(array)) for name, array in arrays.items()))
+    table, gaps = _table(tuple((name, array.dtype, len(array)) for name, array in arrays.items()))
     parts: list[bytes | memoryview] = []
-    end = 0
-    for entry, array in zip(table, arrays.values(), strict=True):
-        parts += PADDING[: entry.offset - end], np.ascontiguousarray(array, DTYPES[entry.dtype]).data
-        end = entry.offset + array.nbytes
+    for entry, gap, array in zip(table, gaps, arrays.values(), strict=True):
+        parts += gap, array.astype(DTYPES[entry.dtype], "C", copy=False).data
     return table, bytearray().join(parts)
 
 
 @lru_cache(maxsize=1024)
-def _table(arrays: tuple[tuple[str, np.dtype[np.generic], int], ...]) -> tuple[ArrayEntry, ...]:
-    """Of arrays by name, dtype and length: the rows of a stream have few shapes."""
-    entries, end = [], 0
+def _table(
+    arrays: tuple[tuple[str, np.dtype[np.generic], int], ...],
+) -> tuple[tuple[ArrayEntry, ...], tuple[bytes, ...]]:
+    """Of arrays by name, dtype and length, and the padding before each: the rows of a stream have few shapes."""
+    entries, gaps, end = [], [], 0
     for name, dtype, length in arrays:
         entries.append(ArrayEntry(name, dtype.newbyteorder("<").str, length, _aligned(end)))
-        end = entries[-1].offset + length * dtype.itemsize
-    return tuple(entries)
+        gaps.append(bytes(_aligned(end) - end))
+        end = _aligned(end) + length * dtype.itemsize
+    return tuple(entries), tuple(gaps)
 
 
 def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str, AnyArray]:

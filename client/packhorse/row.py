@@ -120,15 +120,23 @@ class Row:
         """[T] 1 on supervised slots, 0 on others and on padding."""
         return self.geometry.real.view(np.uint8) if self.supervised is None else self.supervised
 
-    @cached_property
+    @property
     def num_loss_tokens(self) -> int:
-        return self.num_tokens if self.supervised is None else int(np.count_nonzero(self.supervised))
+        return self.num_tokens if self.supervised is None else self._supervised_slots
 
     @cached_property
+    def _supervised_slots(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
+
+    @property
     def mask_bits(self) -> npt.NDArray[np.uint8]:
         """The loss mask as bits."""
         if self.supervised is None and self._padded_at_the_end:
             return _ones_then_zeros(self.num_tokens, self.width)
+        return self._mask_bits
+
+    @cached_property
+    def _mask_bits(self) -> npt.NDArray[np.uint8]:
         return bits(self.loss_mask)
 
     @property
@@ -230,13 +238,15 @@ def _digest(content: blake2b, step: int, index: int, own_labels: list[npt.NDArra
     return content.digest()
 
 
+@lru_cache(maxsize=64)
 def _ones_then_zeros(ones: int, count: int) -> npt.NDArray[np.uint8]:
-    """The bits of so many 1s, followed by 0s up to ``count``."""
+    """The bits of so many 1s, followed by 0s up to ``count``, read-only: most rows are full, or nearly."""
     packed = np.zeros(-(-count // 8), np.uint8)
     full, more = divmod(ones, 8)
     packed[:full] = 0xFF
     if more:
         packed[full] = (1 << more) - 1
+    packed.flags.writeable = False
     return packed
 
 

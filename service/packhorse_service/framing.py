@@ -138,5 +138,5 @@ def _max_seqlen(row: Row, contract: ResolvedContract) -> int:
     """The longest physical segment; a constant where the number of offsets is one."""
     if contract.pad_cu_seqlens:
         return contract.max_width
-    longest: np.int32 = (row.cu_seqlens_padded[1:] - row.cu_seqlens_padded[:-1]).max()
-    return longest.item()
+    offsets = row.cu_seqlens_padded
+    return int(np.maximum.reduce(offsets[1:] - offsets[:-1]))

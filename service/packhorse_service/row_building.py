@@ -7,14 +7,14 @@ of several rows is laid out as one row whose segments are those rows, each ``seq
 The rows of a step are laid out as one long array and cut from it at the end: what numpy takes for an
 operation on a small array is more than the copying.
 
-Shapes: E = entries of the offset arrays of all rows, one row after the other; N = slots of all rows.
+Shapes, of all rows one after the other: S = segments that hold something; E = entries of an offset array; N = slots.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise, starmap
 from operator import sub
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,36 +43,45 @@ def build_rows(
     micro_batches: Sequence[Sequence[Segment]], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
     """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
-    packs = [[_as_piece(segment) for segment in segments] for segments in micro_batches]
-    pieces = list(chain.from_iterable(packs))
+    pieces = [
+        segment[0] if len(segment) == 1 else _as_piece(segment) for segments in micro_batches for segment in segments
+    ]
     _, _, _, blocks, _, begins, ends, slots = zip(*pieces, strict=True)
-    used = {id(block): block for block in blocks}.values()
-    masked = any(block.loss_mask is not None for block in used)
-    labelled = any(block.labels is not None for block in used)
-    edges = list(accumulate(map(len, packs), initial=0))
-    layout = LAYOUTS[contract.packed]([slots[first:end] for first, end in pairwise(edges)], contract)
-    ids = np.concatenate([block.tokens[begin:end] for block, begin, end in zip(blocks, begins, ends, strict=True)])
-    places = list(accumulate(map(sub, ends, begins), initial=0))
+    used = {id(block): block for block in blocks}
+    layout = LAYOUTS[contract.packed](slots, list(map(len, micro_batches)), contract)
     padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
-    tokens = layout.placed([ids[at : at + each] for at, each in zip(places, slots, strict=False)], padding)
-    mask = layout.placed(list(map(_loss_mask, pieces)), UNSUPERVISED) if masked else None
-    own = layout.placed(list(map(_targets, pieces)), padding) if labelled else None
-    last = ids[np.array(places[1:]) - 1]
-    if labelled:
+    ids = _ids(used, blocks, begins, ends)
+    places = _sums(map(sub, ends, begins))
+    tokens = layout.placed(ids, places, padding)
+    last, mask, own = ids[np.array(places[1:]) - 1], None, None
+    if any(block.loss_mask is not None for block in used.values()):
+        mask = layout.placed(np.concatenate(list(map(_loss_mask, pieces))), _sums(slots), UNSUPERVISED)
+    if any(block.labels is not None for block in used.values()):
+        own = layout.placed(np.concatenate(list(map(_targets, pieces))), _sums(slots), padding)
         last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
     rows = []
-    slot = 0
-    for number, (pack, row_keys) in enumerate(zip(packs, keys, strict=True)):
-        logical, physical = layout.of_row(number)
-        at = slice(slot, slot := slot + physical.item(-1))
-        first, end = edges[number : number + 2]
+    for (first, end), at, offsets, row_keys in zip(layout.segments, layout.rows, layout.offsets, keys, strict=True):
         supervised = None if mask is None else mask[at]
-        labels = None if own is None or not any(piece.block.labels is not None for piece in pack) else own[at]
-        row = Row(tokens[at], last[first:end], supervised, logical, physical, labels, row_keys)
+        labels = None if own is None or all(block.labels is None for block in blocks[first:end]) else own[at]
+        row = Row(tokens[at], last[first:end], supervised, *offsets, labels, row_keys)
         if labels is None:
             row.hash_now(ids[places[first] : places[end]])
         rows.append(row)
     return rows
+
+
+def _ids(
+    used: Mapping[int, TokenBlock], blocks: Sequence[TokenBlock], begins: Sequence[int], ends: Sequence[int]
+) -> Ids:
+    """Those of all pieces, one after the other. Making a view of numpy takes longer than to copy what it shows."""
+    tokens = {identity: block.tokens.data for identity, block in used.items()}
+    parts = [tokens[id(block)][begin:end] for block, begin, end in zip(blocks, begins, ends, strict=True)]
+    return np.frombuffer(b"".join(parts), np.uint32)
+
+
+def _sums(counts: Iterable[int]) -> list[int]:
+    """Where each of the parts begins, and where the last ends."""
+    return list(accumulate(counts, initial=0))
 
 
 # What a segment holds ----------------------------------------------------------------------------------
@@ -133,76 +142,89 @@ def _loss_mask(piece: Piece) -> npt.NDArray[np.uint8]:
 
 
 class _Layout(NamedTuple):
-    """Both offset arrays of every row, one row after the other; each row's begin with a 0."""
+    """Where segments stand, in rows one after the other."""
 
-    logical: Offsets  # [E]
-    physical: Offsets  # [E]
-    pads: list[int]  # [E] slots of padding that end at this entry
-    rows: list[tuple[int, int]]  # first and last + 1 entry of each row
-    segments: list[int]  # of each row that hold something; padding may follow
+    lengths: Sequence[int]  # [S] logical slots of each segment that holds something …
+    gaps: list[int]  # [S] … and the slots of padding behind it
+    segments: list[tuple[int, int]]  # first and last + 1 of each row
+    rows: list[slice]  # the slots of each
+    offsets: list[tuple[Offsets, Offsets]]  # of each row, logical and physical
 
     @classmethod
-    def of(
-        cls, logical: Lengths, physical: Lengths, rows: list[tuple[int, int]], slots: Sequence[Sequence[int]]
-    ) -> _Layout:
-        """From lengths of segments, [E], 0 where a row begins."""
-        firsts = [first for first, _ in rows]
-        counts = np.diff([*firsts, len(logical)])
+    def of(cls, entries: _Entries, logical: Lengths, physical: Lengths, ends: Lengths) -> _Layout:
+        """From lengths by entry, [E], of which each row keeps those before the one in ``ends``."""
 
         def offsets(lengths: Lengths) -> Offsets:
-            ends = np.cumsum(lengths)
-            return (ends - np.repeat(ends[firsts], counts)).astype(np.int32)
+            ends = lengths.cumsum()
+            of_row: Offsets = (ends - ends[entries.firsts].repeat(entries.of_row)).astype(np.int32)
+            return of_row
 
-        return cls(offsets(logical), offsets(physical), (physical - logical).tolist(), rows, list(map(len, slots)))
+        cut = list(map(slice, entries.firsts.tolist(), ends.tolist()))
+        both = offsets(logical), offsets(physical)
+        widths = np.add.reduceat(physical, entries.firsts).tolist()
+        return cls(
+            lengths=logical[entries.segments].tolist(),
+            gaps=np.add.reduceat(physical - logical, entries.segments).tolist(),
+            segments=list(pairwise(_sums(entries.counts.tolist()))),
+            rows=list(starmap(slice, pairwise(_sums(widths)))),
+            offsets=[(both[0][at], both[1][at]) for at in cut],
+        )
 
-    def of_row(self, number: int) -> tuple[Offsets, Offsets]:
-        first, end = self.rows[number]
-        return self.logical[first:end], self.physical[first:end]
+    def placed(self, values: npt.NDArray[Any], begins: Sequence[int], padding: npt.NDArray[Word]) -> npt.NDArray[Word]:
+        """[N] a part of ``values`` for each segment, followed by its padding, which gives the type of all."""
+        source = values.astype(padding.dtype, casting="same_kind", copy=False).data
+        blank = np.full(max(self.gaps), padding).data
+        parts = []
+        for begin, length, gap in zip(begins, self.lengths, self.gaps, strict=False):
+            parts.append(source[begin : begin + length])
+            if gap:
+                parts.append(blank[:gap])
+        return np.frombuffer(b"".join(parts), padding.dtype)
 
-    def placed(self, parts: Sequence[npt.NDArray[Any]], padding: npt.NDArray[Word]) -> npt.NDArray[Word]:
-        """[N] a part for each segment, followed by its padding, which gives the type of all."""
-        blank = np.full(max(self.pads), padding)
-        placed: list[npt.NDArray[Any]] = []
-        at = 0
-        for (first, end), segments in zip(self.rows, self.segments, strict=True):
-            of_row, pads = parts[at : at + segments], self.pads[first + 1 : end]
-            at += segments
-            if any(pads[:segments]):
-                placed += chain.from_iterable(zip(of_row, (blank[:pad] for pad in pads), strict=False))
-            else:
-                placed += of_row
-            placed += [blank[:pad] for pad in pads[segments:] if pad]
-        return np.concatenate(placed, dtype=padding.dtype, casting="same_kind")
+
+class _Entries(NamedTuple):
+    """The entries of both offset arrays of every row, one row after the other; each row's begin with a 0."""
+
+    counts: Lengths  # segments of each row that hold something
+    of_row: Lengths  # entries of each row
+    firsts: Lengths  # the first entry of each row
+    segments: Lengths  # [S] the entry at which each segment ends
+
+    @classmethod
+    def of(cls, segments: Sequence[int], of_row: Callable[[Lengths], Lengths]) -> _Entries:
+        """Of rows with so many segments each, and so many entries for that."""
+        counts = np.array(segments)
+        entries = of_row(counts)
+        firsts = entries.cumsum() - entries
+        before = firsts + 1 - (counts.cumsum() - counts)
+        return cls(counts, entries, firsts, np.arange(counts.sum()) + before.repeat(counts))
+
+    def lengths(self, slots: Sequence[int]) -> Lengths:
+        """[E] slots of each segment at its entry, 0 at all others."""
+        lengths = np.zeros(int(self.of_row.sum()), np.int64)
+        lengths[self.segments] = slots
+        return lengths
 
 
 def row_offsets(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> list[tuple[Offsets, Offsets]]:
     """(logical, physical) offsets of rows whose segments have these slots; the last physical one is a row's width."""
-    layout = LAYOUTS[contract.packed](slots, contract)
-    return list(map(layout.of_row, range(len(slots))))
+    return LAYOUTS[contract.packed](list(chain.from_iterable(slots)), list(map(len, slots)), contract).offsets
 
 
-def _packed_layout(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> _Layout:
+def _packed_layout(slots: Sequence[int], segments: Sequence[int], contract: ResolvedContract) -> _Layout:
     """Aligned segments, then the tail, then entries up to a fixed number."""
     own_tail = contract.tail_padding is TailPadding.OWN_SEGMENT
     fixed = contract.max_segments + 2 if contract.pad_cu_seqlens and contract.max_segments else 0
-    lengths: list[int] = []
-    firsts, tails = [], []
-    for of_row in slots:
-        firsts.append(len(lengths))
-        lengths += (0, *of_row, 0) if own_tail else (0, *of_row)
-        tails.append(len(lengths) - 1)
-        lengths += [0] * (fixed - (len(lengths) - firsts[-1]))
-    logical = np.array(lengths)
+    entries = _Entries.of(segments, lambda counts: np.maximum(counts + 1 + own_tail, fixed))
+    logical = entries.lengths(slots)
     physical = -(-logical // contract.segment_multiple) * contract.segment_multiple
-    used = np.add.reduceat(physical, firsts)
+    used = np.add.reduceat(physical, entries.firsts)
     trimmed = -(-used // contract.row_multiple) * contract.row_multiple
     missing = contract.max_width - used if contract.pad_to_max_length else trimmed - used
-    _check_room(missing, used, np.diff([*firsts, len(lengths)]), fixed)
-    physical[tails] += missing
-    ends = [*firsts[1:], len(lengths)]
-    if own_tail and not fixed:
-        ends = [end - (not room) for end, room in zip(ends, missing.tolist(), strict=True)]
-    return _Layout.of(logical, physical, list(zip(firsts, ends, strict=True)), slots)
+    _check_room(missing, used, entries.of_row, fixed)
+    physical[entries.firsts + entries.counts + own_tail] += missing
+    no_tail = (missing == 0) & (own_tail and not fixed)
+    return _Layout.of(entries, logical, physical, entries.firsts + entries.of_row - no_tail)
 
 
 def _check_room(missing: Lengths, used: Lengths, entries: Lengths, fixed: int) -> None:
@@ -213,13 +235,12 @@ def _check_room(missing: Lengths, used: Lengths, entries: Lengths, fixed: int) -
         raise ContractError(f"a row of {entries.max() - 2} segments where max_segments={fixed - 2}; raise max_segments")
 
 
-def _dense_layout(slots: Sequence[Sequence[int]], contract: ResolvedContract) -> _Layout:
+def _dense_layout(slots: Sequence[int], segments: Sequence[int], contract: ResolvedContract) -> _Layout:
     """A row for each segment, and empty rows where the last micro-batch has too few."""
     rows = contract.micro_batch_size
-    logical = np.array(list(chain.from_iterable((0, *of, *[0] * (rows - len(of))) for of in slots)))
-    physical = np.tile([0] + [contract.seq_length] * rows, len(slots))
-    firsts = range(0, len(logical), rows + 1)
-    return _Layout.of(logical, physical, [(first, first + rows + 1) for first in firsts], slots)
+    entries = _Entries.of(segments, lambda counts: np.full_like(counts, rows + 1))
+    physical = np.tile([0] + [contract.seq_length] * rows, len(segments))
+    return _Layout.of(entries, entries.lengths(slots), physical, entries.firsts + entries.of_row)
 
 
 LAYOUTS = {True: _packed_layout, False: _dense_layout}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from functools import lru_cache
+from itertools import repeat
 from tokenize import TokenError
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packhorse_service.sources.samples import BadSample, content_of
-from packhorse_service.sources.tar import Member
+from packhorse_service.sources.tar import BLOCK, Member
 from packhorse_service.sources.uniform import Column
 
 __all__ = ["Joined", "dump_array", "join_arrays", "load_array"]
@@ -61,20 +62,21 @@ class Joined(NamedTuple):
 
 
 def join_arrays(column: Column) -> Joined | None:
-    """Join the arrays of a column; ``None`` unless ``load_array`` finds one of the same dtype in each member."""
-    places = column.starts.tolist()
-    stretch = column.stretch
-    headers = [_common_header(bytes(stretch[place : place + COMMON_HEADER_BYTES])) for place in places]
-    whole = [header for header in headers if header is not None]
-    if len(whole) < len(headers):
+    """Join the arrays of a column; ``None`` unless ``load_array`` finds one in each member, all with like headers."""
+    stretch, starts = column.stretch, column.starts
+    first = _common_header(bytes(stretch[starts[0] : starts[0] + COMMON_HEADER_BYTES]))
+    if first is None:
         return None
-    said, dtypes, begins = zip(*whole, strict=True)
-    starts, dtype = column.starts + begins, dtypes[0]
-    ends = column.starts + column.sizes
-    counts, cut = np.divmod(ends - starts, dtype.itemsize)
-    if len(set(dtypes)) > 1 or cut.any() or tuple(counts.tolist()) != said:
+    _, dtype, begin = first
+    counts, cut = np.divmod(column.sizes - begin, dtype.itemsize)
+    if counts.min() < 0 or cut.any():
         return None
-    joined = b"".join([stretch[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+    blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    headers = map(_header_of, counts.tolist(), repeat(dtype.str), repeat(begin))
+    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(headers):
+        return None
+    begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
+    joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
     return Joined(np.frombuffer(joined, dtype), counts)
 
 
@@ -106,7 +108,14 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     return shape[0], dtype, stream.tell()
 
 
-@lru_cache(maxsize=16384)  # a header says but how many values follow
+@lru_cache(maxsize=16384)  # it says but how many values follow
+def _header_of(count: int, dtype: str, size: int) -> bytes:
+    """Return the common header of so many values, which takes ``size`` bytes."""
+    start = MAGIC + b"\x01\x00" + (size - MAGIC_BYTES - 2).to_bytes(2, "little")
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}"
+    return (start + text.encode()).ljust(size - 1) + b"\n"
+
+
 def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:
     match = COMMON_HEADER.match(data)
     if match is None or int.from_bytes(match[1], "little") != match.end() - MAGIC_BYTES - 2:
