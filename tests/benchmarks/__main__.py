@@ -25,6 +25,7 @@ CHAPTERS = {
     "packing": "Packing",
     "snapshots": "Snapshots",
     "memory": "Memory",
+    "watching": "Being watched",
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 INTRODUCTION = """# Benchmarks

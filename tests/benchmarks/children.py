@@ -91,10 +91,10 @@ class Child:
                 pipe.close()
 
 
-def server_of(config: Path, started: ExitStack) -> tuple[Child, str]:
+def server_of(config: Path, started: ExitStack, *options: str, module: str = "packhorse_service") -> tuple[Child, str]:
     """``packhorse serve`` and its endpoint, once it listens: it is ready then. Its log lies beside ``config``."""
     endpoint_file, log = config.with_name("endpoint"), config.with_name("server.log")
-    arguments = ("-m", "packhorse_service", "serve", str(config), "--endpoint-file", str(endpoint_file))
+    arguments = ("-m", module, "serve", str(config), "--endpoint-file", str(endpoint_file), *options)
     server = Child(arguments, stderr=started.enter_context(log.open("w")))
     started.callback(server.end)
     deadline = time.monotonic() + LISTEN_S
