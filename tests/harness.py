@@ -56,14 +56,14 @@ def serve_command(config: Path, *arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running_server(config: Path) -> Iterator[RunningServer]:
+def running_server(config: Path, *options: str) -> Iterator[RunningServer]:
     """Start a server, wait until it listens; it is gone afterwards, whatever happened."""
     endpoint_file = config.with_name("endpoint")
     endpoint_file.unlink(missing_ok=True)
     log = config.with_name("server.log")
     with log.open("w") as stream:
         process = subprocess.Popen(
-            serve_command(config, "--endpoint-file", str(endpoint_file)), stderr=stream, text=True
+            serve_command(config, "--endpoint-file", str(endpoint_file), *options), stderr=stream, text=True
         )
         try:
             wait_until(lambda: endpoint_file.exists() or process.poll() is not None, "the server's endpoint")

@@ -174,7 +174,8 @@ def test_a_signal_ends_the_server_within_5_seconds_and_leaves_no_process(
             next(feed)
             children = children_of(server.process.pid)
             assert len(children) >= 2
-            server.signal_and_wait(number, within_s=5)
+            code = server.signal_and_wait(number, within_s=5)
+            assert code == (-number if number is signal.SIGKILL else 0), "it was asked to stop, and did"
         wait_until(lambda: not any(map(alive, children)), "the end of the loader processes", 5)
 
 
