@@ -20,6 +20,7 @@ from packhorse_service.commands.keys import keygen_command
 from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
+from packhorse_service.commands.status import status_command
 from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import ServeConfig, load_config
 from packhorse_service.keys import load_curve
@@ -166,6 +167,7 @@ app.command()(reporting(plan))
 app.command()(reporting(inspect))
 app.command("keygen")(reporting(keygen_command))
 app.command("tap")(reporting(tap_command))
+app.command("status")(reporting(status_command))
 app.command()(reporting(loadtest))
 
 
