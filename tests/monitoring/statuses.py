@@ -146,13 +146,12 @@ def _source(name: str, share: float, weight: float, epoch: int, epochs: int | No
 def _pack(rank: int, index: int) -> PackStatus:
     """A row of segments of every size; what is left over at the end is empty."""
     lengths = [3 + (rank * 37 + index * 61 + k * k * 97) % 1400 for k in range(30)]
-    fitting = [length for length, end in zip(lengths, accumulate(-(-n // 8) * 8 for n in lengths), strict=True)
-               if end <= SEQ_LENGTH]  # fmt: skip
-    padded = tuple(-(-length // 8) * 8 for length in fitting)
+    padded = [-(-length // 8) * 8 for length in lengths]
+    fitting = sum(end <= SEQ_LENGTH for end in accumulate(padded))
     return PackStatus(
         width=SEQ_LENGTH,
-        lengths=tuple(fitting),
-        padded_lengths=padded,
+        lengths=tuple(lengths[:fitting]),
+        padded_lengths=tuple(padded[:fitting]),
         rank=rank,
         index=index,
         filler=(rank, index) == (3, 1),

@@ -25,12 +25,12 @@ def absent(count: int, of: int) -> dict[str, Any]:
         (
             a_stream(**a_stall()),
             Level.BAD,
-            "stalled by a slow peer: the stream waits for dp0·cp1·tp0·pp0, for 12 s; 3 readers wait",
+            "stalled by a slow peer: the stream waits for dp0·cp1·tp0·pp0. 3 readers have waited for 12 s",
         ),
         (
             a_stream(stall=Stall(cause=Cause.STARTUP, why="3 of 4 readers are here", since_s=65, waiting=1)),
             Level.NOTICE,
-            "starting: 3 of 4 readers are here, for 1 min 5 s; 1 reader waits",
+            "starting: 3 of 4 readers are here. 1 reader has waited for 1 min 5 s",
         ),
         (a_stream(phase="forming", **absent(1, 4)), Level.NOTICE, "waiting for readers: 3 of 4 readers have come"),
         (a_stream(phase="welcoming"), Level.NOTICE, "starting: attempt 1 begins at step 1,204"),

@@ -43,9 +43,8 @@ def headline(stream: StreamStatus) -> Headline:
 
 
 def _stalled(stall: Stall) -> Headline:
-    sentence = f"{stall.why}, for {duration(stall.since_s)}"
-    if stall.waiting:
-        sentence += f"; {counted(stall.waiting, 'reader')} {'waits' if stall.waiting == 1 else 'wait'}"
+    who = f"{counted(stall.waiting, 'reader')} {'has' if stall.waiting == 1 else 'have'} waited"
+    sentence = f"{stall.why}. {who if stall.waiting else 'It has lasted'} for {duration(stall.since_s)}"
     if stall.cause is Cause.STARTUP:
         return Headline(Level.NOTICE, "starting", sentence)
     return Headline(Level.BAD, f"stalled by {STALLED_BY[stall.cause]}", sentence)

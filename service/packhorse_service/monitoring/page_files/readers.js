@@ -1,0 +1,118 @@
+// A cell for each reader, however many there are, and a table of those worth a look.
+
+const SIGNS = {
+  lost: "✕", absent: "", "not asking": "!", waiting: "‖", forming: "○", receiving: "↓", training: "•", left: "–",
+};
+const SIZES = [[32, "large"], [256, "middle"], [Infinity, "small"]];
+
+/** Its state; one whose loop does not ask is told from those at work. */
+const stateOf = (reader) => (reader.state === "training" && reader.cause === "trainer" ? "not asking" : reader.state);
+
+const isHere = (reader) => reader.state !== "absent" && reader.state !== "left";
+const positionOf = ([step, index]) => `${whole(step)}\u00a0·\u00a0${whole(index)}`;
+const asked = (reader) => (!isHere(reader) ? MISSING : reader.loop_age_s ? `${duration(reader.loop_age_s)} ago` : "now");
+
+/** What it is doing, and why: "waiting 12 s: for dp0·cp1·tp0·pp0". */
+function doing(reader) {
+  const since = reader.state === "waiting" ? ` ${duration(reader.waits_s)}` : "";
+  return `${reader.state}${since}${reader.why ? `: ${reader.why}` : ""}`;
+}
+
+function described(reader) {
+  const name = `Rank ${whole(reader.rank)}, ${reader.at}: ${doing(reader)}.`;
+  if (!isHere(reader)) return name;
+  const loop = reader.loop_age_s ? `its loop asked ${duration(reader.loop_age_s)} ago` : "its loop asks now";
+  return `${name} It takes step ${positionOf(reader.taken)} next, with ${whole(reader.ready)} ready, ${whole(reader.lag)} behind; `
+    + `${loop}; heard ${duration(reader.silence_s)} ago; waited ${duration(reader.waited_s)} in all.`;
+}
+
+class Readers {
+  constructor() {
+    this.cells = byId("cells");
+    this.shown = this.chosen = null; // index of the reader whose details are shown, and of the one that was chosen
+    this.readers = [];
+    this.fill = table(byId("notable"), "Readers worth a look", [
+      { head: "rank", kind: "name", text: (reader) => `rank ${whole(reader.rank)}` },
+      { head: "at", text: (reader) => reader.at },
+      { head: "takes next", kind: "figure", text: (reader) => (isHere(reader) ? positionOf(reader.taken) : MISSING) },
+      { head: "ready", kind: "figure", text: (reader) => whole(reader.ready) },
+      { head: "behind", kind: "figure", text: (reader) => whole(reader.lag) },
+      { head: "loop asked", kind: "figure", text: asked },
+      { head: "state", kind: "wide", text: doing },
+    ]);
+    const indexOf = (event) => [...this.cells.children].indexOf(event.target.closest(".cell"));
+    this.cells.addEventListener("pointerover", (event) => this.point(indexOf(event)));
+    this.cells.addEventListener("pointerleave", () => this.point(this.chosen ?? -1));
+    this.cells.addEventListener("focusin", (event) => this.choose(indexOf(event)));
+    this.cells.addEventListener("click", (event) => this.choose(indexOf(event)));
+    this.cells.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  show(stream) {
+    this.readers = stream.readers;
+    if (this.chosen >= this.readers.length) this.shown = this.chosen = null;
+    set(this.cells, "data-size", SIZES.find(([most]) => this.readers.length <= most)[1]);
+    each(this.cells, this.readers, () => make("div", { class: "cell", role: "option" }), (cell, reader, index) => this.cell(cell, reader, index));
+    this.legend();
+    this.details();
+    const byRank = new Map(this.readers.map((reader) => [reader.rank, reader]));
+    const notable = stream.notable.map((rank) => byRank.get(rank)).filter(Boolean);
+    const more = this.readers.length - notable.length;
+    if (!more) notable.sort((one, other) => one.rank - other.rank); // all are there: each keeps its place
+    this.fill(notable);
+    say(byId("notable-title"), more ? "Those worth a look" : "Each of them");
+    say(byId("more"), more ? `and ${whole(more)} more` : "");
+  }
+
+  cell(cell, reader, index) {
+    const state = stateOf(reader);
+    set(cell, "data-state", state);
+    set(cell, "data-rank", String(reader.rank));
+    set(cell, "aria-label", `rank ${reader.rank}, ${reader.at}: ${doing(reader)}`);
+    set(cell, "aria-selected", String(index === this.chosen));
+    set(cell, "tabindex", index === (this.chosen ?? 0) ? "0" : "-1");
+    say(cell, SIGNS[state] ?? "?");
+  }
+
+  legend() {
+    const counts = new Map();
+    for (const reader of this.readers) counts.set(stateOf(reader), (counts.get(stateOf(reader)) ?? 0) + 1);
+    const present = [...new Set([...Object.keys(SIGNS), ...counts.keys()])].filter((state) => counts.has(state));
+    const create = () => make("li", {}, make("span", { class: "cell", "aria-hidden": "true" }), make("span"));
+    each(byId("states"), present, create, (item, state) => {
+      set(item.children[0], "data-state", state);
+      say(item.children[0], SIGNS[state] ?? "?");
+      say(item.children[1], `${whole(counts.get(state))} ${state}`);
+    });
+  }
+
+  details() {
+    const reader = this.readers[this.shown];
+    say(byId("details"), reader ? described(reader) : this.readers.length ? "Point at a reader, or choose one, for its details." : "");
+  }
+
+  point(index) {
+    this.shown = index < 0 ? null : index;
+    this.details();
+  }
+
+  choose(index) {
+    if (index < 0) return;
+    this.chosen = index;
+    [...this.cells.children].forEach((cell, at) => this.cell(cell, this.readers[at], at));
+    this.point(index);
+  }
+
+  /** Arrow keys go from cell to cell, as the eye does. */
+  move(event) {
+    const cells = [...this.cells.children], at = cells.indexOf(event.target);
+    const across = cells.findIndex((cell) => cell.offsetTop > cells[0].offsetTop);
+    const columns = across < 0 ? cells.length : across;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: cells.length - 1 - at };
+    const next = cells[at + steps[event.key]];
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    next?.focus();
+  }
+}
+
