@@ -45,7 +45,7 @@ def test_a_stall_is_said_in_words_and_the_rank_that_keeps_all_others_is_the_firs
     shown = show(with_stream(a_status(1024), **a_stall(readers=1024)))
     assert shown.text("#word") == "stalled by a slow peer"
     assert "1,023 readers have waited for 12 s" in shown.text("#sentence")
-    assert shown.text("#notable tbody tr:first-child td:last-child") == "training: its loop has not asked for 14 s"
+    assert shown.text("#notable tbody tr:first-child td:last-child") == "! training: its loop has not asked for 14 s"
     assert shown.text("#more") == "and 1,008 more"
     assert shown.text("#states") == "!\n1 not asking\n‖\n1,023 waiting"
     assert shown.page.title() == "✕ stalled by a slow peer: train · Packhorse"

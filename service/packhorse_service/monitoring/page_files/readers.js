@@ -18,6 +18,17 @@ function doing(reader) {
   return `${reader.state}${since}${reader.why ? `: ${reader.why}` : ""}`;
 }
 
+function sign(element, state) {
+  set(element, "data-state", state);
+  say(element, SIGNS[state] ?? "?");
+}
+
+function showState(place, reader) {
+  if (!place.firstChild) place.append(make("span", { class: "cell", "aria-hidden": "true" }), make("span"));
+  sign(place.children[0], stateOf(reader));
+  say(place.children[1], ` ${doing(reader)}`);
+}
+
 function described(reader) {
   const name = `Rank ${whole(reader.rank)}, ${reader.at}: ${doing(reader)}.`;
   if (!isHere(reader)) return name;
@@ -38,7 +49,7 @@ class Readers {
       { head: "ready", kind: "figure", text: (reader) => whole(reader.ready) },
       { head: "behind", kind: "figure", text: (reader) => whole(reader.lag) },
       { head: "loop asked", kind: "figure", text: asked },
-      { head: "state", kind: "wide", text: doing },
+      { head: "state", kind: "wide", show: showState },
     ]);
     const indexOf = (event) => [...this.cells.children].indexOf(event.target.closest(".cell"));
     this.cells.addEventListener("pointerover", (event) => this.point(indexOf(event)));
@@ -65,13 +76,11 @@ class Readers {
   }
 
   cell(cell, reader, index) {
-    const state = stateOf(reader);
-    set(cell, "data-state", state);
+    sign(cell, stateOf(reader));
     set(cell, "data-rank", String(reader.rank));
     set(cell, "aria-label", `rank ${reader.rank}, ${reader.at}: ${doing(reader)}`);
     set(cell, "aria-selected", String(index === this.chosen));
     set(cell, "tabindex", index === (this.chosen ?? 0) ? "0" : "-1");
-    say(cell, SIGNS[state] ?? "?");
   }
 
   legend() {
@@ -80,8 +89,7 @@ class Readers {
     const present = [...new Set([...Object.keys(SIGNS), ...counts.keys()])].filter((state) => counts.has(state));
     const create = () => make("li", {}, make("span", { class: "cell", "aria-hidden": "true" }), make("span"));
     each(byId("states"), present, create, (item, state) => {
-      set(item.children[0], "data-state", state);
-      say(item.children[0], SIGNS[state] ?? "?");
+      sign(item.children[0], state);
       say(item.children[1], `${whole(counts.get(state))} ${state}`);
     });
   }
