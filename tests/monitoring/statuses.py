@@ -31,6 +31,8 @@ __all__ = ["a_reader", "a_stall", "a_status", "a_stream", "statuses", "with_stre
 
 SEQ_LENGTH = 8192
 STEP = 1204
+AHEAD = {"taken": (STEP + 2, 0), "ready": 0, "lag": 0, "loop_age_s": 0.0}
+BEHIND = {"taken": (STEP, 3), "ready": 29, "lag": 29, "loop_age_s": 14.1}
 
 
 def a_status(readers: int = 4, /, **changes: Any) -> ServerStatus:
@@ -70,7 +72,7 @@ def a_stream(readers: int = 4, /, **changes: Any) -> StreamStatus:
         "contract": {"packing": "online", "seq_length": SEQ_LENGTH, "global_batch_size": 64, "static_shapes": False},
         "derived": {"num_microbatches": 16, "segment_multiple": 8, "fingerprint": "9f31c4e07b6a5d2e8c10f4b7a9d3e651"},
         "readers": tuple(a_reader(rank, readers) for rank in range(readers)),
-        "sources": (_source("docs", 0.748, 0.75, 2, 3), _source("chat", 0.252, 0.25, 1, None, skipped=2)),
+        "sources": (_source("docs", 0.748, 0.75, 1, 3), _source("chat", 0.252, 0.25, 0, None, skipped=2)),
         "loaders": LoaderStatus(workers=2, busy=0.41, restarts=1),
         "packs": tuple(_pack(rank, index) for rank in range(4) for index in range(2)),
         "held": 2,
@@ -115,12 +117,19 @@ def a_stall(cause: Cause = Cause.SLOW_PEER, readers: int = 4) -> dict[str, Any]:
     """What of a stream says that rank 1 does not ask, and all others wait for it."""
     peer = a_reader(1, readers).at
     waiting = [
-        a_reader(rank, readers, state=ReaderState.WAITING, cause=cause, why=f"for {peer}", waits_s=12.4, loop_age_s=0)
+        a_reader(
+            rank,
+            readers,
+            state=ReaderState.WAITING,
+            cause=cause,
+            why=f"waits for {peer} to take step {STEP:,}",
+            waits_s=12.4,
+            **AHEAD,
+        )
         for rank in range(readers)
     ]
-    waiting[1] = a_reader(
-        1, readers, cause=Cause.TRAINER, why="its loop has not asked for 14 s", loop_age_s=14.1, lag=2, ready=2
-    )
+    why = "its training loop last asked 14 s ago; 29 micro-batches are ready for it"
+    waiting[1] = a_reader(1, readers, cause=Cause.TRAINER, why=why, **BEHIND)
     stall = Stall(cause=cause, why=f"the stream waits for {peer}", since_s=12.4, waiting=readers - 1)
     return {"readers": tuple(waiting), "stall": stall, "stalled_s": {str(cause): 12.0}}
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse import ConfigError, ProtocolError, TransportError
-from packhorse_service.monitoring.asking import ask, status_url
+from packhorse_service.monitoring.asking import BESIDE, ask, status_url
 from packhorse_service.monitoring.status import ServerStatus
 from tests.monitoring.answering import Page, Site, answering
 from tests.monitoring.statuses import a_status, statuses
@@ -22,14 +22,14 @@ from tests.monitoring.statuses import a_status, statuses
 @pytest.mark.parametrize(
     ("endpoint", "url"),
     [
-        ("http://127.0.0.1:5556", "http://127.0.0.1:5556/status.json"),
-        ("http://127.0.0.1:5556/", "http://127.0.0.1:5556/status.json"),
-        ("http://127.0.0.1:5556/status.json", "http://127.0.0.1:5556/status.json"),
+        ("http://127.0.0.1:9555", "http://127.0.0.1:9555/status.json"),
+        ("http://127.0.0.1:9555/", "http://127.0.0.1:9555/status.json"),
+        ("http://127.0.0.1:9555/status.json", "http://127.0.0.1:9555/status.json"),
         ("https://gateway/packhorse", "https://gateway/packhorse/status.json"),
-        ("feeder:5556", "http://feeder:5556/status.json"),
-        ("[::1]:5556", "http://[::1]:5556/status.json"),
-        ("tcp://10.0.0.7:5555", "http://10.0.0.7:5556/status.json"),
-        ("tcp://[fe80::1]:5555", "http://[fe80::1]:5556/status.json"),
+        ("feeder:9555", "http://feeder:9555/status.json"),
+        ("[::1]:9555", "http://[::1]:9555/status.json"),
+        ("tcp://10.0.0.7:5555", "http://10.0.0.7:9555/status.json"),
+        ("tcp://[fe80::1]:5555", "http://[fe80::1]:9555/status.json"),
     ],
 )
 def test_where_the_status_is_follows_from_the_endpoint(endpoint: str, url: str) -> None:
@@ -37,7 +37,7 @@ def test_where_the_status_is_follows_from_the_endpoint(endpoint: str, url: str) 
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "feeder", "ipc:///run/feed", "tcp://h:0", "tcp://h:65535", "h:99999", "a b:1"]
+    "endpoint", ["", "feeder", "ipc:///run/feed", "tcp://h:0", "tcp://h:61536", "h:99999", "a b:1"]
 )
 def test_an_endpoint_that_has_no_monitor_is_refused_with_what_would_do(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="--monitor-file") as error:
@@ -51,7 +51,7 @@ def test_what_a_server_says_arrives(status: ServerStatus) -> None:
     with answering(Site()) as site:
         site.say(status)
         assert ask(site.url).status == status
-        assert ask(f"tcp://127.0.0.1:{site.port - 1}").status == status
+        assert ask(f"tcp://127.0.0.1:{site.port - BESIDE}").status == status
 
 
 def test_a_proxy_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +69,8 @@ def test_where_nothing_listens_it_says_so() -> None:
 
 
 def test_a_host_that_is_not_known_is_named() -> None:
-    with pytest.raises(TransportError, match=r"http://nowhere\.invalid:5556/status\.json cannot be reached"):
-        ask("nowhere.invalid:5556")
+    with pytest.raises(TransportError, match=r"http://nowhere\.invalid:9555/status\.json cannot be reached"):
+        ask("nowhere.invalid:9555")
 
 
 @contextmanager
@@ -136,6 +136,15 @@ def test_something_else_than_a_monitor_is_told(page: Page) -> None:
 @given(st.binary(max_size=100))
 def test_whatever_is_said_is_read_or_refused(said: bytes) -> None:
     with answering(Site({"/status.json": Page(said)})) as site, pytest.raises(ProtocolError):
+        ask(site.url)
+
+
+def test_a_server_that_has_no_status_yet_is_told_from_none() -> None:
+    page = Page(b"the data loop has not turned yet\n", "text/plain", 503)
+    with (
+        answering(Site({"/status.json": page})) as site,
+        pytest.raises(TransportError, match="has no status: the data loop has not turned yet; ask again"),
+    ):
         ask(site.url)
 
 

@@ -67,13 +67,13 @@ def test_every_status_has_a_headline_and_keeps_all_else(status: ServerStatus) ->
         assert replace(stream, headline=before.headline, notable=before.notable) == before
 
 
-def test_the_lost_come_first_then_the_missing_then_those_that_do_not_ask_then_those_furthest_behind() -> None:
+def test_the_lost_come_first_then_the_missing_then_those_furthest_behind_then_who_waits_longest() -> None:
     readers = [
         a_reader(0, state=ReaderState.LEFT),
         a_reader(1, state=ReaderState.WAITING, waits_s=3, lag=0),
         a_reader(2, state=ReaderState.WAITING, waits_s=4, lag=0),
-        a_reader(3, state=ReaderState.TRAINING, lag=5, cause=None),
-        a_reader(4, state=ReaderState.TRAINING, lag=1, cause=Cause.TRAINER),
+        a_reader(3, state=ReaderState.TRAINING, lag=1),
+        a_reader(4, state=ReaderState.TRAINING, lag=5),
         a_reader(5, state=ReaderState.ABSENT),
         a_reader(6, state=ReaderState.LOST, silence_s=8),
         a_reader(7, state=ReaderState.LOST, silence_s=9),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,13 +17,14 @@ from packhorse import __version__
 from packhorse.errors import ConfigError, ProtocolError, TransportError
 from packhorse_service.monitoring.status import ServerStatus
 
-__all__ = ["Answer", "ask", "status_url"]
+__all__ = ["BESIDE", "Answer", "ask", "status_url"]
 
 PATH = "/status.json"
 TIMEOUT_S = 5.0
 MOST_BYTES = 64 << 20
 CHUNK = 1 << 16
-TAKES = "http://127.0.0.1:5556, HOST:PORT of the monitor, or the tcp://HOST:PORT that readers use"
+BESIDE = 4000  # from the readers' port to the monitor's: 9555 beside 5555
+TAKES = "http://127.0.0.1:9555, HOST:PORT of the monitor, or the tcp://HOST:PORT that readers use"
 WHERE = "serve prints the monitor's URL when it starts, and writes it to --monitor-file"
 
 HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]@?#]+):(?P<port>[1-9]\d{0,4})")
@@ -46,7 +48,7 @@ def status_url(endpoint: str) -> str:
     found = HOST_PORT.fullmatch(endpoint.removeprefix("tcp://"))
     if found is None:
         raise ConfigError(f"ENDPOINT={endpoint!r} must be {TAKES}; {WHERE}")
-    port = int(found["port"]) + tcp  # the monitor is beside the readers' port
+    port = int(found["port"]) + BESIDE * tcp
     if port > LAST_PORT:
         raise ConfigError(f"ENDPOINT={endpoint!r} means port {port}, over {LAST_PORT}; {WHERE}")
     return f"http://{found['host']}:{port}{PATH}"
@@ -70,6 +72,8 @@ def _fetch(url: str, timeout_s: float) -> bytes:
             return _body(url, response, time.monotonic() + timeout_s)
     except HTTPError as error:
         with error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it starts
+                raise TransportError(f"{url} has no status: {_said(error)}; ask again") from error
             raise ProtocolError(f"{url} answers {error.code} {error.reason}: {_not_a_monitor()}") from error
     except URLError as error:
         raise _unreachable(url, error.reason, timeout_s) from error
@@ -77,6 +81,12 @@ def _fetch(url: str, timeout_s: float) -> bytes:
         raise ProtocolError(f"{url} does not speak HTTP: {_not_a_monitor()}") from error
     except TimeoutError as error:
         raise _unreachable(url, error, timeout_s) from error
+
+
+def _said(error: HTTPError) -> str:
+    """The first line of what came with an error."""
+    said, *_ = error.read(CHUNK).decode(errors="replace").splitlines() or [""]
+    return said or error.reason
 
 
 def _body(url: str, response: HTTPResponse, deadline_s: float) -> bytes:

@@ -93,7 +93,7 @@ class SourceStatus:
     lost_tokens: int  # dropped or cut off for their length
     share: float  # of the tokens of all sources so far
     weight: float  # what its share shall be
-    epoch: int
+    epoch: int  # from 0
     epochs: int | None  # None: endless
     progress: float  # of this epoch: shards that were opened
 

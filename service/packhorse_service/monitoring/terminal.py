@@ -27,7 +27,8 @@ __all__ = ["STALE_S", "headlines", "plain", "render"]
 
 STALE_S = 5.0  # the server's loop turns many times a second
 CURVE = 50  # columns of the throughput
-READERS = 8
+READERS = 8  # shown
+ALIKE = 3
 EVENTS = 5
 NOTHING = "-"
 
@@ -121,14 +122,26 @@ def _states(stream: StreamStatus) -> Text:
 def _readers(stream: StreamStatus) -> RenderableType:
     """Those worth a look, the first first."""
     table = _table(_right("rank"), Column("at", no_wrap=True), *map(_right, ("takes", "lag", "asked")), Column("is"))
-    by_rank = {reader.rank: reader for reader in stream.readers}
-    shown = [by_rank[rank] for rank in stream.notable[:READERS] if rank in by_rank]
+    shown = _shown(stream)
     for reader in shown:
         step, index = reader.taken
         figures = (f"{step:,}.{index}", f"{reader.lag:,}", _asked(reader))
         table.add_row(f"{reader.rank:,}", Text(plain(reader.at)), *figures, _is(reader))
     more = len(stream.readers) - len(shown)
     return Group(table, Text(f"and {more:,} more", "dim")) if more > 0 else table
+
+
+def _shown(stream: StreamStatus) -> list[ReaderStatus]:
+    """The notable ones, of many that wait for the same a few. Where they are all, each keeps its place."""
+    by_rank = {reader.rank: reader for reader in stream.readers}
+    alike: Counter[tuple[ReaderState, str]] = Counter()
+    shown = []
+    for reader in (by_rank[rank] for rank in stream.notable):
+        alike[reader.state, reader.why] += 1
+        if not reader.why or alike[reader.state, reader.why] <= ALIKE:
+            shown.append(reader)
+    all_of_them = len(shown) == len(stream.readers) <= READERS
+    return sorted(shown, key=lambda reader: reader.rank) if all_of_them else shown[:READERS]
 
 
 def _asked(reader: ReaderStatus) -> str:
@@ -160,7 +173,7 @@ def _sources(stream: StreamStatus) -> Table:
 
 def _epoch(source: SourceStatus) -> str:
     of = "" if source.epochs is None else f"/{source.epochs:,}"
-    return f"{source.epoch:,}{of} {source.progress:.0%}"
+    return f"{source.epoch + 1:,}{of} {source.progress:.0%}"
 
 
 def _lost(source: SourceStatus) -> str:

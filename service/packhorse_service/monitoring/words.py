@@ -108,17 +108,16 @@ def tokens_per_s(history: Sequence[Moment]) -> float:
 
 
 def notable(readers: Iterable[ReaderStatus]) -> tuple[int, ...]:
-    """The ranks most worth a look, the first first: who is lost or missing, who keeps others, who waits longest."""
+    """The ranks most worth a look, the first first: who is lost or missing, who is behind, who waits longest."""
     return tuple(reader.rank for reader in sorted(readers, key=_interest)[:NOTABLE])
 
 
 def _interest(reader: ReaderStatus) -> tuple[float, ...]:
     """Sorts the interesting ones first: of those at work, the furthest behind, whom the others wait for."""
-    lost = reader.state is ReaderState.LOST
-    group = NOT_ASKING if reader.cause is Cause.TRAINER and not lost else GROUPS.get(reader.state, AT_WORK)
-    silence_s = reader.silence_s if lost else 0.0
+    group = GROUPS.get(reader.state, AT_WORK)
+    silence_s = reader.silence_s if reader.state is ReaderState.LOST else 0.0
     return group, -silence_s, -reader.lag, -reader.waits_s, -reader.loop_age_s, reader.rank
 
 
-NOT_ASKING, AT_WORK = 2, 3
-GROUPS: Mapping[ReaderState, int] = {ReaderState.LOST: 0, ReaderState.ABSENT: 1, ReaderState.LEFT: 4}
+AT_WORK = 2
+GROUPS: Mapping[ReaderState, int] = {ReaderState.LOST: 0, ReaderState.ABSENT: 1, ReaderState.LEFT: 3}

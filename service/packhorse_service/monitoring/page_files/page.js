@@ -18,7 +18,7 @@ const silence = () => (performance.now() - page.receivedMs) / 1000;
 function headline(stream) {
   const { status, error } = page;
   if (error && status) return { level: "bad", word: "gone", sentence: `the server has not answered for ${duration(silence())}; it said last: ${stream?.headline.word ?? ""}` };
-  if (error) return { level: "bad", word: "gone", sentence: `the server does not answer (${error})` };
+  if (error) return { level: "bad", word: "no status", sentence: error };
   if (!status) return { level: "notice", word: "connecting", sentence: "" };
   if (status.age_s > STALE_S) return { level: "bad", word: "stuck", sentence: `the server's loop has not turned for ${duration(status.age_s)}` };
   if (!stream) return { level: "notice", word: "starting", sentence: "no stream is there yet" };
@@ -97,7 +97,7 @@ function show() {
 
 async function ask() {
   const response = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-  if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
+  if (!response.ok) throw new Error(`the server answers ${response.status}: ${(await response.text()).slice(0, 200)}`);
   const status = await response.json();
   if (page.status && page.status.version !== status.version) location.reload(); // its page may be another
   page.status = status;

@@ -1,12 +1,16 @@
 // A cell for each reader, however many there are, and a table of those worth a look.
 
 const SIGNS = {
-  lost: "✕", absent: "", "not asking": "!", waiting: "‖", forming: "○", receiving: "↓", training: "•", left: "–",
+  lost: "✕", absent: "", "keeps others": "!", waiting: "‖", forming: "○", receiving: "↓", training: "•", left: "–",
 };
+const AT_WORK = new Set(["training", "receiving"]);
 const SIZES = [[32, "large"], [256, "middle"], [Infinity, "small"]];
 
-/** Its state; one whose loop does not ask is told from those at work. */
-const stateOf = (reader) => (reader.state === "training" && reader.cause === "trainer" ? "not asking" : reader.state);
+/** Its state; of a stream that is stalled by readers, those that all others wait for are told from those at work. */
+function stateOf(reader, stream) {
+  const byReaders = ["trainer", "slow_peer"].includes(stream.stall?.cause);
+  return byReaders && AT_WORK.has(reader.state) && reader.taken[0] === stream.step ? "keeps others" : reader.state;
+}
 
 const isHere = (reader) => reader.state !== "absent" && reader.state !== "left";
 const positionOf = ([step, index]) => `${whole(step)}\u00a0·\u00a0${whole(index)}`;
@@ -23,9 +27,9 @@ function sign(element, state) {
   say(element, SIGNS[state] ?? "?");
 }
 
-function showState(place, reader) {
+function showState(place, reader, state) {
   if (!place.firstChild) place.append(make("span", { class: "cell", "aria-hidden": "true" }), make("span"));
-  sign(place.children[0], stateOf(reader));
+  sign(place.children[0], state);
   say(place.children[1], ` ${doing(reader)}`);
 }
 
@@ -41,6 +45,7 @@ class Readers {
   constructor() {
     this.cells = byId("cells");
     this.shown = this.chosen = null; // index of the reader whose details are shown, and of the one that was chosen
+    this.stream = null;
     this.readers = [];
     this.fill = table(byId("notable"), "Readers worth a look", [
       { head: "rank", kind: "name", text: (reader) => `rank ${whole(reader.rank)}` },
@@ -49,7 +54,7 @@ class Readers {
       { head: "ready", kind: "figure", text: (reader) => whole(reader.ready) },
       { head: "behind", kind: "figure", text: (reader) => whole(reader.lag) },
       { head: "loop asked", kind: "figure", text: asked },
-      { head: "state", kind: "wide", show: showState },
+      { head: "state", kind: "wide", show: (place, reader) => showState(place, reader, this.state(reader)) },
     ]);
     const indexOf = (event) => [...this.cells.children].indexOf(event.target.closest(".cell"));
     this.cells.addEventListener("pointerover", (event) => this.point(indexOf(event)));
@@ -60,6 +65,7 @@ class Readers {
   }
 
   show(stream) {
+    this.stream = stream;
     this.readers = stream.readers;
     if (this.chosen >= this.readers.length) this.shown = this.chosen = null;
     set(this.cells, "data-size", SIZES.find(([most]) => this.readers.length <= most)[1]);
@@ -75,8 +81,12 @@ class Readers {
     say(byId("more"), more ? `and ${whole(more)} more` : "");
   }
 
+  state(reader) {
+    return stateOf(reader, this.stream);
+  }
+
   cell(cell, reader, index) {
-    sign(cell, stateOf(reader));
+    sign(cell, this.state(reader));
     set(cell, "data-rank", String(reader.rank));
     set(cell, "aria-label", `rank ${reader.rank}, ${reader.at}: ${doing(reader)}`);
     set(cell, "aria-selected", String(index === this.chosen));
@@ -85,7 +95,7 @@ class Readers {
 
   legend() {
     const counts = new Map();
-    for (const reader of this.readers) counts.set(stateOf(reader), (counts.get(stateOf(reader)) ?? 0) + 1);
+    for (const reader of this.readers) counts.set(this.state(reader), (counts.get(this.state(reader)) ?? 0) + 1);
     const present = [...new Set([...Object.keys(SIGNS), ...counts.keys()])].filter((state) => counts.has(state));
     const create = () => make("li", {}, make("span", { class: "cell", "aria-hidden": "true" }), make("span"));
     each(byId("states"), present, create, (item, state) => {

@@ -15,7 +15,7 @@ function epochOf(cell, { epoch, epochs, progress }) {
   if (!cell.firstChild) cell.append(make("progress", { "aria-label": "of this epoch" }), make("span"));
   const [bar, text] = cell.children;
   bar.value = Math.min(Math.max(progress ?? 0, 0), 1);
-  say(text, ` ${whole(epoch)}${epochs === null ? "" : ` of ${whole(epochs)}`}, ${percent(progress, 0)}`);
+  say(text, ` ${whole(epoch + 1)}${epochs === null ? "" : ` of ${whole(epochs)}`}, ${percent(progress, 0)}`);
 }
 
 const lostOf = ({ lost_tokens, lost_samples }) =>
