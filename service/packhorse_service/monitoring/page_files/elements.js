@@ -41,8 +41,8 @@ function pairs(list, items) {
 
 /**
  * A table inside ``place``; returns what fills it with items. Columns are {head, kind, text, show}: ``text`` tells a
- * cell's text, or ``show(cell, item)`` brings the cell up to date itself. A kind is "name", "figure" or "wide": narrow
- * windows show a row as a card.
+ * cell's text, or ``show(cell, item)`` brings the cell up to date itself. A kind is "name", "word", "figure" or
+ * "wide": narrow windows show a row as a card.
  */
 function table(place, label, columns) {
   const heads = columns.map(({ head, kind = "" }) => make("th", { scope: "col", class: kind }, head));

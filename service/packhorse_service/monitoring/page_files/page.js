@@ -57,7 +57,7 @@ function showTabs(streams, shown) {
 
 function tiles(stream) {
   const minute = stream.history.filter((moment) => moment.age_s <= 60).map((moment) => moment.tokens_per_s ?? 0);
-  const waiting = stream.readers.filter((reader) => reader.state === "waiting").length;
+  const waiting = stream.readers.filter(({ state }) => state === "waiting" || state === "forming").length;
   return [
     [number(minute.length ? sum(minute) / minute.length : 0), "tokens/s, the last minute"],
     [percent(stream.useful_fill), `useful fill; ${percent(stream.fill)} with alignment padding`],

@@ -89,7 +89,7 @@ class Plot {
     const at = x(this.at[0]), late = at > LEFT + this.inner / 2;
     return [
       draw("line", { class: "cursor", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }),
-      draw("text", { x: at + (late ? -6 : 6), y: TOP + 10, "text-anchor": late ? "end" : "start" }, `${duration(this.at[0])} ago`),
+      draw("text", { x: at + (late ? -6 : 6), y: HEIGHT - BOTTOM - 6, "text-anchor": late ? "end" : "start" }, `${duration(this.at[0])} ago`),
     ];
   }
 

@@ -48,8 +48,8 @@ class Readers {
     this.stream = null;
     this.readers = [];
     this.fill = table(byId("notable"), "Readers worth a look", [
-      { head: "rank", kind: "name", text: (reader) => `rank ${whole(reader.rank)}` },
-      { head: "at", text: (reader) => reader.at },
+      { head: "rank", kind: "name", text: (reader) => `rank\u00a0${whole(reader.rank)}` },
+      { head: "at", kind: "word", text: (reader) => reader.at },
       { head: "takes next", kind: "figure", text: (reader) => (isHere(reader) ? positionOf(reader.taken) : MISSING) },
       { head: "ready", kind: "figure", text: (reader) => whole(reader.ready) },
       { head: "behind", kind: "figure", text: (reader) => whole(reader.lag) },
