@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test long models soak lint types check clean
+.PHONY: demo test long models browser soak lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser
 
 LONG := tests/fuzz tests/faults tests/loadtest tests/hostile
 
@@ -19,6 +19,9 @@ long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests; a ser
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models
+
+browser: $(VENV)/browser-installed  ## the status page in a headless Chromium, which must be on this machine (a minute)
+	$(BIN)/python -m pytest tests/browser
 
 SOAK_SECONDS ?= 60
 
@@ -44,4 +47,8 @@ $(VENV)/installed: pyproject.toml .ci/constraints.txt
 
 $(VENV)/models-installed: $(VENV)/installed tests/models/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/models/requirements.txt
+	touch $@
+
+$(VENV)/browser-installed: $(VENV)/installed tests/browser/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/browser/requirements.txt
 	touch $@

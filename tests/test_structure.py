@@ -61,6 +61,8 @@ CLOCKS = {
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
     "packhorse_service/demo/progress.py": "the demo's progress display",
     "packhorse_service/loadtest/swarm.py": "gives `now` to the simulated ranks",
+    "packhorse_service/monitoring/asking.py": "the deadline of an answer",
+    "packhorse_service/monitoring/watching.py": "asks again after an interval, and how long nobody has answered",
     "packhorse_service/loadtest/coordinator.py": "deadlines of a load test, and the time it measures",
     "packhorse_service/processes.py": "deadlines of a start, and grace before child processes are killed",
 }

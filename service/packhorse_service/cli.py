@@ -1,4 +1,7 @@
-"""The command line: ``packhorse serve | check | plan | inspect | prepare | tap | loadtest | keygen | demo``."""
+"""The command line.
+
+``packhorse serve | check | plan | inspect | prepare | tap | status | loadtest | keygen | demo``
+"""
 
 from __future__ import annotations
 

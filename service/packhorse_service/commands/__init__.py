@@ -16,6 +16,7 @@ from packhorse_service.commands.loadtest import loadtest
 from packhorse_service.commands.planning import inspect, plan
 from packhorse_service.commands.reporting import missing_extra, reporting
 from packhorse_service.commands.serving import serve
+from packhorse_service.commands.status import status_command
 from packhorse_service.commands.tapping import tap_command
 from packhorse_service.config import load_config
 from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
@@ -98,6 +99,7 @@ app.command()(reporting(plan))
 app.command()(reporting(inspect))
 app.command("keygen")(reporting(keygen_command))
 app.command("tap")(reporting(tap_command))
+app.command("status")(reporting(status_command))
 app.command()(reporting(loadtest))
 
 

@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from packhorse_service.figures import mebibytes, number
 from packhorse_service.loadtest.coordinator import Show
 from packhorse_service.loadtest.outcome import Moment
 from packhorse_service.loadtest.preparing import Plan
-from packhorse_service.loadtest.words import mebibytes, number
 from packhorse_service.sparkline import sparkline
 
 __all__ = ["Display"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from packhorse_service.figures import figure, number
 from packhorse_service.loadtest import plots
 from packhorse_service.loadtest.metrics import METRICS
 from packhorse_service.loadtest.outcome import Outcome, RankOutcome
 from packhorse_service.loadtest.plots import Dot, Linear, Log, Plot, across, line, up
 from packhorse_service.loadtest.table import remarks, rows_of, verdict_rows, waited_rows
-from packhorse_service.loadtest.words import figure, number
 
 __all__ = ["write_page"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from packhorse_service.loadtest.words import number
+from packhorse_service.figures import number
 
 __all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "WIDTH", "Dot", "Line", "Linear", "Log", "Plot", "line"]
 

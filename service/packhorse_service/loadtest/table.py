@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from packhorse_service.figures import UNKNOWN, figure, number, percent
 from packhorse_service.loadtest.outcome import Outcome
-from packhorse_service.loadtest.words import UNKNOWN, figure, number, percent
 
 __all__ = ["Row", "remarks", "rows_of", "show", "verdict_rows", "waited_rows"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packhorse.errors import ConfigError
 
-__all__ = ["AUTO", "Address", "address_of"]
+__all__ = ["AUTO", "BESIDE", "Address", "address_of"]
 
 AUTO = "auto"
 BESIDE = 4000  # ports: 9555 beside 5555

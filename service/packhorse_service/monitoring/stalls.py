@@ -7,7 +7,7 @@ has sent and what was taken. And the producer knows whether it waits for a block
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -157,35 +157,39 @@ def stall(session: StreamSession, found: Mapping[Coordinates, Finding], since_s:
     """What keeps the stream from going on, if somebody has waited for longer than is usual. ``since_s``: so long."""
     if session.failure is not None:
         return None
-    waiting = [finding for finding in found.values() if finding.state in (ReaderState.WAITING, ReaderState.FORMING)]
-    long = [finding for finding in waiting if finding.waits_s > WORTH_NAMING_S]
+    waiting = {
+        at: finding for at, finding in found.items() if finding.state in (ReaderState.WAITING, ReaderState.FORMING)
+    }
+    long = {at: finding for at, finding in waiting.items() if finding.waits_s > WORTH_NAMING_S}
     if not long:
         return None
     cause, why = _root(session, found, long)
     return Stall(cause=cause, why=why, since_s=since_s, waiting=len(waiting))
 
 
-# What explains others comes first.
-FIRST = (Cause.STARTUP, Cause.LOADING, Cause.PACKING, Cause.NETWORK)
+Found = Mapping[Coordinates, Finding]
+ALL_THE_SAME = (Cause.STARTUP, Cause.LOADING, Cause.PACKING)  # whoever waits for it
 
 
-def _root(
-    session: StreamSession, found: Mapping[Coordinates, Finding], waiting: Sequence[Finding]
-) -> tuple[Cause, str]:
-    for cause in FIRST:
-        for finding in waiting:
+def _root(session: StreamSession, found: Found, waiting: Found) -> tuple[Cause, str]:
+    """What explains others comes first."""
+    for cause in ALL_THE_SAME:
+        for finding in waiting.values():
             if finding.cause is cause:
                 return cause, finding.why
-    return _of_slow_peers(session, {at: found[at] for at in _slowest(session)})
+    slow = {at: found[at] for at in _slowest(session)}
+    return (
+        _because_of(session, Cause.NETWORK, waiting)
+        or _because_of(session, Cause.NETWORK, slow)
+        or _because_of(session, Cause.TRAINER, slow)
+        or (Cause.SLOW_PEER, f"{names(session, slow)} takes longer over a step than the others")
+    )
 
 
-def _of_slow_peers(session: StreamSession, slow: Mapping[Coordinates, Finding]) -> tuple[Cause, str]:
-    """All that wait do so for readers that stand further behind: why do those not go on?"""
-    for cause in (Cause.NETWORK, Cause.TRAINER):
-        because = {at: finding for at, finding in slow.items() if finding.cause is cause}
-        if because:
-            return cause, f"{names(session, because)}: {next(iter(because.values())).why}"
-    return Cause.SLOW_PEER, f"{names(session, slow)} takes longer over a step than the others"
+def _because_of(session: StreamSession, cause: Cause, readers: Found) -> tuple[Cause, str] | None:
+    """Those of the readers that do not go on for this cause."""
+    because = {at: finding for at, finding in readers.items() if finding.cause is cause}
+    return (cause, f"{names(session, because)}: {next(iter(because.values())).why}") if because else None
 
 
 def names(session: StreamSession, readers: Iterable[Coordinates]) -> str:

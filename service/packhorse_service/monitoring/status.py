@@ -13,6 +13,8 @@ from enum import StrEnum
 __all__ = [
     "Cause",
     "Event",
+    "Headline",
+    "Level",
     "LoaderStatus",
     "Moment",
     "PackStatus",
@@ -91,7 +93,7 @@ class SourceStatus:
     lost_tokens: int  # dropped or cut off for their length
     share: float  # of the tokens of all sources so far
     weight: float  # what its share shall be
-    epoch: int
+    epoch: int  # from 0
     epochs: int | None  # None: endless
     progress: float  # of this epoch: shards that were opened
 
@@ -127,6 +129,23 @@ class Moment:
     held: int  # steps made, and not yet taken by all
 
 
+class Level(StrEnum):
+    """How well things are."""
+
+    GOOD = "good"
+    NOTICE = "notice"  # nothing is wrong, and nothing is trained yet
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What it all comes down to (``words``): "training", "step 1,204, 16.2 M tokens/s …"."""
+
+    level: Level = Level.NOTICE
+    word: str = ""
+    sentence: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
     name: str
@@ -158,6 +177,8 @@ class StreamStatus:
     rejects: Mapping[str, int]  # by rule
     stalled_s: Mapping[str, float]  # by cause, to the second
     history: tuple[Moment, ...] = ()  # oldest first
+    headline: Headline = Headline()  # filled in by ``words``
+    notable: tuple[int, ...] = ()  # ranks worth a look, a few, the first first; the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

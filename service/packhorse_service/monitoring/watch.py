@@ -10,6 +10,7 @@ from packhorse_service.logs import EVENTS
 from packhorse_service.monitoring.changes import changes
 from packhorse_service.monitoring.observing import INTERVAL_S, Observer
 from packhorse_service.monitoring.status import ServerStatus, StreamStatus
+from packhorse_service.monitoring.words import headline, tokens_per_s
 from packhorse_service.supervision import Supervisor
 
 __all__ = ["Watch"]
@@ -57,14 +58,12 @@ class Watch:
 
 def in_a_line(stream: StreamStatus) -> str:
     """What a stream is doing."""
-    if stream.stall is not None:
-        return f"{stream.stall.cause}: {stream.stall.why}"
-    return stream.failure or f"attempt {stream.attempt}, {stream.phase}, step {stream.step}"
+    said = headline(stream)
+    return f"{said.word}: {said.sentence}"
 
 
 def _figures(stream: StreamStatus) -> dict[str, float]:
     if not stream.history:
         return {}
-    recent = stream.history[-int(REPORT_S) :]
-    speed = sum(moment.tokens_per_s for moment in recent) / len(recent)
-    return {"tokens_per_s": round(speed), "useful_fill": stream.useful_fill, "waiting": stream.history[-1].waiting}
+    speed = round(tokens_per_s(stream.history))
+    return {"tokens_per_s": speed, "useful_fill": stream.useful_fill, "waiting": stream.history[-1].waiting}

@@ -25,6 +25,7 @@ from packhorse_service.monitoring.address import Address
 from packhorse_service.monitoring.exposition import registry_of
 from packhorse_service.monitoring.page import page
 from packhorse_service.monitoring.status import ServerStatus
+from packhorse_service.monitoring.words import in_words
 
 __all__ = ["Monitor"]
 
@@ -96,7 +97,7 @@ class Monitor:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [answer.body]
 
     def _status(self, _accept: str) -> Answer:
-        return Answer(msgspec.json.encode(self._latest()), "application/json")
+        return Answer(msgspec.json.encode(in_words(self._latest())), "application/json")
 
     def _metrics(self, accept: str) -> Answer:
         encode, kind = choose_encoder(accept)

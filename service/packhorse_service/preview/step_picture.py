@@ -12,8 +12,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from packhorse_service.drawing import INK, PADDING, PALE, SHADES, save, strip, title
+from packhorse_service.figures import counted
 from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
-from packhorse_service.preview.words import counted, short_name, unit_of
+from packhorse_service.preview.words import short_name, unit_of
 
 __all__ = ["draw_step"]
 

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
+from packhorse_service.figures import counted, plural
 from packhorse_service.preview.report import BeforeAfter, OverLengthReport, PlanReport, Stop
-from packhorse_service.preview.words import counted, plural, unit_of
+from packhorse_service.preview.words import unit_of
 
 __all__ = ["progress", "show"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packhorse.contract import Packing
 
-__all__ = ["counted", "plural", "short_name", "unit_of"]
+__all__ = ["short_name", "unit_of"]
 
 NAME_LENGTH = 30
 
@@ -12,14 +12,6 @@ NAME_LENGTH = 30
 def unit_of(packing: str, rows: int) -> str:
     """What a micro-batch of so many rows is called: a pack, where it is one."""
     return "pack" if packing in (Packing.ONLINE, Packing.CONCAT) and rows == 1 else "micro-batch"
-
-
-def plural(thing: str) -> str:
-    return f"{thing}es" if thing == "micro-batch" else f"{thing}s"
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing if count == 1 else plural(thing)}"
 
 
 def short_name(name: str) -> str:

@@ -1,35 +1,11 @@
-"""Figures for people, and where plots put them."""
+"""Where plots put figures."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from packhorse_service.loadtest.plots import BOTTOM, LEFT, RIGHT, TOP, Linear, Log, across, line, up
-from packhorse_service.loadtest.words import figure, mebibytes, number, percent
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.00436, "0.00436"),
-        (2.234, "2.23"),
-        (12.34, "12.3"),
-        (1234.5, "1,234"),
-        (7.0, "7"),
-        (None, "not known"),
-    ],
-)
-def test_a_figure_has_about_three_digits(value: float | None, text: str) -> None:
-    assert figure(value) == text
-
-
-def test_sizes_have_units() -> None:
-    assert (number(4_210_000), number(999), number(2.5e9)) == ("4.21 M", "999", "2.50 G")
-    assert (mebibytes(300 << 20), mebibytes(3 << 30), mebibytes(None)) == ("300 MiB", "3.00 GiB", "not known")
-    assert (percent(0.1234), percent(None)) == ("12.3%", "not known")
 
 
 @given(st.lists(st.floats(0, 1e12), min_size=1), st.floats(-1e3, 1e13))

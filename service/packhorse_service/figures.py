@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "figure", "mebibytes", "number", "percent"]
+__all__ = ["UNKNOWN", "counted", "duration", "figure", "mebibytes", "number", "percent", "plural"]
 
 UNKNOWN = "not known"
 MIB = 1 << 20
 SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # two units from so many seconds on
 
 
 def number(value: float | None) -> str:
@@ -39,3 +40,21 @@ def mebibytes(size: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share, in percent."""
     return UNKNOWN if share is None else f"{share:.1%}"
+
+
+def plural(thing: str) -> str:
+    return f"{thing}es" if thing == "micro-batch" else f"{thing}s"
+
+
+def counted(count: int, thing: str) -> str:
+    """1 reader, 2 readers."""
+    return f"{count:,} {thing if count == 1 else plural(thing)}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 3.2 s, 12 s, 3 min 20 s, 2 d 4 h."""
+    whole = round(seconds)
+    for unit, name, smaller, smaller_name in SPANS:
+        if whole >= unit:
+            return f"{whole // unit:,} {name} {whole % unit // smaller} {smaller_name}"
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
