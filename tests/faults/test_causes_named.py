@@ -1,9 +1,13 @@
-"""Whatever stands still, the status, the metrics and the log name it: by the right word, and who or what it is."""
+"""Whatever stands still is named by the right word, and who or what it is: in the status, which the page shows, in the
+metrics, in a terminal."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from packhorse_service.monitoring.status import Cause, ReaderState, ServerStatus, Stall, StreamStatus
+from packhorse_service.monitoring.words import STALLED_BY
 from tests.faults.job import Job
 from tests.faults.test_processes_killed import held_loader
 from tests.harness import wait_until
@@ -54,7 +59,21 @@ class Seen:
         wait_until(stalled, f"a stall by {cause}", 30)
         wait_until(lambda: self.metric("packhorse_stalled", cause=cause) == 1, "the same in the metrics", 10)
         assert sum(self.metric("packhorse_stalled", cause=other) for other in Cause) == 1
+        self._told_in_a_terminal(cause, found[0].why)
         return found[0]
+
+    def _told_in_a_terminal(self, cause: Cause, why: str) -> None:
+        command = [sys.executable, "-m", "packhorse_service", "status", self._file.read_text().strip()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 4, done.stderr
+        shown = " ".join(done.stdout.split())
+        assert STALLED_BY[cause] in shown or cause is Cause.STARTUP
+        assert undated(why) in undated(shown)
+
+
+def undated(text: str) -> str:
+    """Without how long something has lasted, which has changed meanwhile."""
+    return re.sub(r"\d+ s\b", "N s", text)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ __all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in
 SILENT_S = 3.0  # three keep-alive intervals
 WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
 NAMES_SHOWN = 4
+WAITING = (ReaderState.WAITING, ReaderState.FORMING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,7 @@ def stall(session: StreamSession, found: Mapping[Coordinates, Finding], since_s:
     """What keeps the stream from going on, if somebody has waited for longer than is usual. ``since_s``: so long."""
     if session.failure is not None:
         return None
-    waiting = {
-        at: finding for at, finding in found.items() if finding.state in (ReaderState.WAITING, ReaderState.FORMING)
-    }
+    waiting = {at: finding for at, finding in found.items() if finding.state in WAITING}
     long = {at: finding for at, finding in waiting.items() if finding.waits_s > WORTH_NAMING_S}
     if not long:
         return None
