@@ -119,7 +119,8 @@ def _announce(
         log.info("derived", extra={"stream": stream.name, **derived_values(stream.contract, stream.layout)})
     if server.monitor_url is not None:
         log.info("status page, metrics and probes at %s", server.monitor_url)
-    for path, text in ((endpoint_file, server.endpoint), (monitor_file, server.monitor_url)):
+    # The endpoint comes last: whoever finds it finds the other too.
+    for path, text in ((monitor_file, server.monitor_url), (endpoint_file, server.endpoint)):
         if path is not None and text is not None:
             publish(text, path)
 

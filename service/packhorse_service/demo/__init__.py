@@ -32,8 +32,9 @@ __all__ = ["DemoSizes", "run_demo"]
 DATA, CONTEXT = 2, 2
 RANKS = DATA * CONTEXT
 POLL_S = 0.1
+MONITOR = "monitor"  # the file with the URL of the status page
 INTERRUPTED = 130  # the exit code that shells give a Ctrl-C
-LEFTOVERS = ("docs-*.tar", "chat-*.tar", "rank-*.jsonl", "slice-*.npz", "endpoint")  # of a run before this one
+LEFTOVERS = ("docs-*.tar", "chat-*.tar", "rank-*.jsonl", "slice-*.npz", "endpoint", MONITOR)  # of a run before this one
 
 FEED = """\
 # What the demo serves. `packhorse serve feed.yaml` does it again.
@@ -86,6 +87,7 @@ def _run(console: Console, out: Path, steps: int | None, sizes: DemoSizes) -> in
         endpoint = _serve(children, work, sizes, asked)
         children.start_ranks(_trainer(endpoint, work, steps, sizes), RANKS)
         console.print(f"packhorse serve at {endpoint}, {RANKS} trainer ranks: data {DATA} by context {CONTEXT}")
+        console.print(f"watch it at {(work / MONITOR).read_text(encoding='utf-8').strip()}")
         _follow(children, work, progress, asked)
     console.print(progress.table())
     _draw(work, out / "packs.png")
@@ -107,7 +109,7 @@ def _serve(children: Children, work: Path, sizes: DemoSizes, asked: threading.Ev
         FEED.format(data=DATA, context=CONTEXT, seq_length=sizes.seq_length, global_batch_size=sizes.global_batch_size),
         encoding="utf-8",
     )
-    _, endpoint = start_server(children, [str(config)], work, asked)
+    _, endpoint = start_server(children, [str(config), "--monitor-file", str(work / MONITOR)], work, asked)
     return endpoint
 
 
