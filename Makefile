@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test long models browser soak lint types check clean
+.PHONY: demo test long models browser deploy soak lint types check clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser
+	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser --ignore tests/deploy
 
 LONG := tests/fuzz tests/faults tests/loadtest tests/hostile
 
@@ -22,6 +22,9 @@ models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models 
 
 browser: $(VENV)/browser-installed  ## the status page in a headless Chromium, which must be on this machine (a minute)
 	$(BIN)/python -m pytest tests/browser
+
+deploy: $(VENV)/deploy-installed  ## what deploy/ holds, checked by each system's own tools; a real Slurm job (3 minutes)
+	$(BIN)/python -m pytest tests/deploy
 
 SOAK_SECONDS ?= 60
 
@@ -51,4 +54,8 @@ $(VENV)/models-installed: $(VENV)/installed tests/models/requirements.txt
 
 $(VENV)/browser-installed: $(VENV)/installed tests/browser/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/browser/requirements.txt
+	touch $@
+
+$(VENV)/deploy-installed: $(VENV)/models-installed tests/deploy/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/deploy/requirements.txt
 	touch $@
