@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from braceexpand import braceexpand
 from packhorse_service.config import ServeConfig, SourceConfig, load_config
 from tests.service.shards_on_disk import Files, ids_member, save_tiny_tokenizer, write_tar
 
-__all__ = ["write_corpus"]
+__all__ = ["trained_targets", "write_corpus"]
 
 SAMPLES = 24  # of a shard
 VOCABULARY = 250
@@ -27,6 +29,16 @@ def write_corpus(config: Path) -> None:
         for path in _shards(config.parent, source):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tar(path, KINDS[name](generator))
+
+
+def trained_targets(folder: Path) -> int:
+    """How many targets of all shards of ids in a folder are trained on: an id is the target of the one before it."""
+    total = 0
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            masks = (tar.extractfile(member) for member in tar if "loss_mask" in member.name)
+            total += sum(int(np.load(io.BytesIO(mask.read()))[1:].sum()) for mask in masks if mask)
+    return total
 
 
 def _sources(described: ServeConfig) -> Iterator[tuple[str, SourceConfig]]:
