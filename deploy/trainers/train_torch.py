@@ -72,14 +72,12 @@ def backward(model: DistributedDataParallel, step: Sequence[MicroBatch], device:
     """
     ranks = dist.get_world_size()
     total = torch.zeros((), device=device)
-    for mb in step:
-        tokens, positions, offsets = (x.to(device) for x in (mb.tokens, mb.position_ids, mb.cu_seqlens_padded))
-        labels, mask = mb.labels.to(device), mb.loss_mask.to(device)
+    for mb in (mb.to(device) for mb in step):
         # Only the last backward pass of the step has the ranks exchange gradients.
-        with nullcontext() if mb is step[-1] else model.no_sync():
-            logits = model(tokens, positions, offsets)
-            losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=mb.ignore_index)
-            loss = (losses * mask).sum() / mb.step_loss_tokens
+        with nullcontext() if mb.index == len(step) - 1 else model.no_sync():
+            logits = model(mb.tokens, mb.position_ids, mb.cu_seqlens_padded)
+            losses = F.cross_entropy(logits, mb.labels, reduction="none", ignore_index=mb.ignore_index)
+            loss = (losses * mb.loss_mask).sum() / mb.step_loss_tokens
             (loss * ranks).backward()
         total += loss.detach()
     dist.all_reduce(total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 import shutil
@@ -78,7 +77,7 @@ def test_a_service_is_confined_and_published_on_loopback_alone(name: str) -> Non
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert fnmatch.fnmatch(service["image"], "*:*"), "an image has a version"
+    assert ":" in service["image"], "an image has a version"
 
 
 def test_what_compose_mounts_and_builds_is_there() -> None:
