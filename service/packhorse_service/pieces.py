@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, cycle, islice, repeat
 from operator import sub
 from typing import NamedTuple
@@ -25,6 +27,9 @@ class Piece(NamedTuple):
     begin: int
     end: int
     slots: int
+
+
+AS_PIECE: Callable[[Iterable[object]], Piece] = partial(tuple.__new__, Piece)  # what its own __new__ calls, for each
 
 
 class Wanted(NamedTuple):
@@ -58,7 +63,7 @@ class Run:
         samples, begins, ends, slots = zip(*ahead.spans, strict=True)
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
-        self._pieces = list(map(Piece, *columns))
+        self._pieces = list(map(AS_PIECE, zip(*columns, strict=False)))
         self._ids = list(accumulate(map(sub, ends, begins), initial=0))
         self._slots = list(accumulate(slots, initial=0))
         checksums = cycle([block.checksum for block in ahead.blocks])
@@ -66,9 +71,10 @@ class Run:
         self._units, self._multiple = self._slots, 1
         self._taken = 0
 
-    def __len__(self) -> int:
-        """Samples not taken yet."""
-        return len(self._pieces) - self._taken
+    @property
+    def taken(self) -> bool:
+        """Whether no samples are left."""
+        return self._taken == len(self._pieces)
 
     @property
     def ids(self) -> int:

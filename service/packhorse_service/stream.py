@@ -131,26 +131,29 @@ class SampleStream:
         No pieces where it is dropped or skipped, ``None`` at the end. Raises ``SourceError`` where the data cannot
         be used.
         """
-        if not self._run:
-            self._begin_run()
-        return self._draw_run(self._run, wanted) if self._run else self._draw(self._lengths)
+        run = self._run or self._begin_run()
+        return self._draw(self._lengths) if run is None else self._draw_run(run, wanted)
 
-    def _begin_run(self) -> None:
+    def _begin_run(self) -> Run | None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
 
         The order stands behind the run from here on; what was drawn is counted as it is. A mark ends the run.
         """
-        self._run, source = None, self._order.alone
+        source = self._order.alone
         if source is None or self.watch is not None:
-            return
+            return None
         blocks = self._open[source]
         draws = min(blocks.plain(self._seq_length), self._mark_every - self._since_mark)
-        if draws:
-            self._run = Run(blocks.ahead(draws), self._pieces, source)
-            self._order.advance_by(source, draws, self._run.ids)
+        if not draws:
+            return None
+        self._run = Run(blocks.ahead(draws), self._pieces, source)
+        self._order.advance_by(source, draws, self._run.ids)
+        return self._run
 
     def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
         pieces, ids, slots, checksum = run.take(wanted)
+        if run.taken:
+            self._run = None
         drawn, counts = len(pieces), self._counts[pieces[0].source]
         counts.samples += drawn
         counts.tokens += ids
