@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
@@ -30,7 +30,6 @@ from packhorse_service.snapshot import Used
 
 __all__ = ["Assembled", "Assembler", "Segment", "assembler_for"]
 
-Value = TypeVar("Value")
 Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of an endless run
 
 
@@ -38,27 +37,25 @@ class Assembled(NamedTuple):
     """One micro-batch: its pieces, one segment after the other, and those that are used up with it."""
 
     pieces: Sequence[Piece]
-    counts: Sequence[int]  # pieces of each segment
+    slots: Sequence[int]  # logical ones of each segment
     done: Sequence[int]
+    counts: Sequence[int] = ()  # pieces of each segment, where it is not one
 
     @classmethod
     def of(cls, segments: Sequence[Segment], done: Sequence[int] = ()) -> Assembled:
-        return cls(list(chain.from_iterable(segments)), list(map(len, segments)), done)
+        pieces, counts = list(chain.from_iterable(segments)), list(map(len, segments))
+        slots = [sum([piece.slots for piece in segment]) for segment in segments]
+        return cls(pieces, slots, done, counts if len(counts) < len(pieces) else ())
 
-    @property
-    def joins(self) -> bool:
-        """Whether there are segments of several pieces."""
-        return len(self.counts) < len(self.pieces)
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> Assembled:
+        """Of whole pieces, each of them a segment."""
+        return cls(pieces, [piece.slots for piece in pieces], numbers)
 
     @property
     def segments(self) -> Sequence[Segment]:
-        return _split(self.pieces, self.counts)
-
-    @property
-    def slots(self) -> list[int]:
-        """Logical slots of each segment."""
-        slots = [piece.slots for piece in self.pieces]
-        return list(map(sum, _split(slots, self.counts))) if self.joins else slots
+        pieces = iter(self.pieces)
+        return [list(islice(pieces, count)) for count in self.counts or [1] * len(self.pieces)]
 
     def slots_by_source(self) -> Mapping[int, int]:
         """Logical slots, by the source that gave each slot's input."""
@@ -66,12 +63,6 @@ class Assembled(NamedTuple):
         for piece in self.pieces:
             by_source[piece.source] += piece.slots
         return by_source
-
-
-def _split(values: Iterable[Value], counts: Iterable[int]) -> list[list[Value]]:
-    """In parts of so many."""
-    rest = iter(values)
-    return [list(islice(rest, count)) for count in counts]
 
 
 class Assembler(Protocol):
@@ -134,7 +125,7 @@ class Online:
         if not len(self._packer):
             return None
         numbers = self._packer.next_pack()
-        return Assembled([self._pieces.pop(number) for number in numbers], [1] * len(numbers), numbers)
+        return Assembled.of_pieces([self._pieces.pop(number) for number in numbers], numbers)
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         self.add(list(pending))
@@ -165,7 +156,7 @@ class Consecutive:
 
     def next(self) -> Assembled | None:
         taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
-        return Assembled(taken, [1] * len(taken), [piece.number for piece in taken]) if taken else None
+        return Assembled.of_pieces(taken, [piece.number for piece in taken]) if taken else None
 
     def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
         self.add(list(pending))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.cutting import NEVER
+from packhorse_service.mixing import Order
 from packhorse_service.reading import Ahead
 
 __all__ = ["ONE", "Piece", "Run", "Taken", "Wanted"]
@@ -58,8 +59,9 @@ class Run:
     All columns but the pieces are sums of what lies before, from 0 on.
     """
 
-    def __init__(self, ahead: Ahead, number: int, source: int) -> None:
-        """Of the samples ahead in a source; the first piece has this number."""
+    def __init__(self, ahead: Ahead, number: int, source: int, start: Order) -> None:
+        """Of the samples ahead in a source, at the ``start``; the first piece has this number."""
+        self._start, self._source = start, source
         samples, begins, ends, slots = zip(*ahead.spans, strict=True)
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
@@ -82,13 +84,19 @@ class Run:
         total: int = self._ids[-1]
         return total
 
-    def take(self, wanted: Wanted) -> Taken:
-        """The next ones, as many as wanted if there are."""
+    def order(self) -> Order:
+        """Where it stands behind those taken."""
+        order = self._start.clone()
+        order.advance_by(self._source, self._taken, self._ids[self._taken])
+        return order
+
+    def take(self, wanted: Wanted, limit: int) -> Taken:
+        """The next ones, as many as wanted if there are, and at most so many."""
         if wanted.multiple != self._multiple:
             self._multiple = wanted.multiple
             units = [-(-piece.slots // wanted.multiple) for piece in self._pieces]
             self._units = list(accumulate(units, initial=0))
-        first, most = self._taken, min(self._taken + wanted.pieces, len(self._pieces))
+        first, most = self._taken, min(self._taken + min(wanted.pieces, limit), len(self._pieces))
         end = self._taken = bisect_left(self._units, self._units[first] + wanted.units, first + 1, most)
         ids, slots = self._ids[end] - self._ids[first], self._slots[end] - self._slots[first]
         return Taken(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])

@@ -45,7 +45,7 @@ def build_rows(
     segments = list(chain.from_iterable(map(_one_each, micro_batches)))
     _, _, _, blocks, _, begins, ends, slots = zip(*segments, strict=True)
     used = {id(block): block for block in blocks}
-    layout = LAYOUTS[contract.packed](slots, [len(each.counts) for each in micro_batches], contract)
+    layout = LAYOUTS[contract.packed](slots, [len(each.slots) for each in micro_batches], contract)
     padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
     ids = _ids(used, blocks, begins, ends)
     places = _sums(map(sub, ends, begins))
@@ -87,13 +87,13 @@ def _sums(counts: Iterable[int]) -> list[int]:
 def supervised_slots(micro_batch: Assembled) -> int:
     """Slots of a micro-batch that are trained on."""
     if all(piece.block.loss_mask is None for piece in micro_batch.pieces):
-        return sum([piece.slots for piece in micro_batch.pieces])
+        return sum(micro_batch.slots)
     return int(np.count_nonzero(_loss_mask(_one_each(micro_batch))))
 
 
 def _one_each(micro_batch: Assembled) -> Sequence[Piece]:
     """The segments of a micro-batch, each as one piece."""
-    return list(map(_as_piece, micro_batch.segments)) if micro_batch.joins else micro_batch.pieces
+    return list(map(_as_piece, micro_batch.segments)) if micro_batch.counts else micro_batch.pieces
 
 
 def _as_piece(segment: Segment) -> Piece:

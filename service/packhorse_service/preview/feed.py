@@ -100,5 +100,5 @@ def _facts(planned: PlannedStep, sources: int) -> StepFacts:
     for micro_batch, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
         by_source = micro_batch.slots_by_source()
         tokens = [by_source.get(source, 0) for source in range(sources)]
-        facts.append(MicroBatchFacts(micro_batch.slots, tokens, cost, supervised))
+        facts.append(MicroBatchFacts(list(micro_batch.slots), tokens, cost, supervised))
     return StepFacts(facts, planned.ranks)
