@@ -1,6 +1,6 @@
 """Samples to micro-batches, by packing mode.
 
-An assembler takes pieces in arrival order and gives micro-batches: lists of segments. It says which pieces
+An assembler takes pieces in arrival order and gives micro-batches: pieces in segments. It says which pieces
 are done, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
 lookahead) was used: that number, and what it counts, is all it adds to a snapshot.
 
@@ -15,10 +15,10 @@ lookahead) was used: that number, and what it counts, is all it adds to a snapsh
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
 
 from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
@@ -28,17 +28,41 @@ from packhorse_service.packing import PackingPlan
 from packhorse_service.pieces import Piece, Wanted
 from packhorse_service.snapshot import Used
 
-__all__ = ["Assembled", "Assembler", "assembler_for"]
+__all__ = ["Assembled", "Assembler", "Segment", "assembler_for"]
 
 Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of an endless run
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """One micro-batch, and the pieces that are used up with it."""
+class Assembled(NamedTuple):
+    """One micro-batch: its pieces, one segment after the other, and those that are used up with it."""
 
-    segments: Sequence[Segment]
+    pieces: Sequence[Piece]
+    slots: Sequence[int]  # logical ones of each segment
     done: Sequence[int]
+    counts: Sequence[int] = ()  # pieces of each segment, where it is not one
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], done: Sequence[int] = ()) -> Assembled:
+        pieces, counts = list(chain.from_iterable(segments)), list(map(len, segments))
+        slots = [sum([piece.slots for piece in segment]) for segment in segments]
+        return cls(pieces, slots, done, counts if len(counts) < len(pieces) else ())
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> Assembled:
+        """Of whole pieces, each of them a segment."""
+        return cls(pieces, [piece.slots for piece in pieces], numbers)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        pieces = iter(self.pieces)
+        return [list(islice(pieces, count)) for count in self.counts or [1] * len(self.pieces)]
+
+    def slots_by_source(self) -> Mapping[int, int]:
+        """Logical slots, by the source that gave each slot's input."""
+        by_source: defaultdict[int, int] = defaultdict(int)
+        for piece in self.pieces:
+            by_source[piece.source] += piece.slots
+        return by_source
 
 
 class Assembler(Protocol):
@@ -93,15 +117,15 @@ class Online:
         return int(self._packer.closed)
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        multiple, numbers = self._multiple, [piece.number for piece in pieces]
+        numbers = [piece.number for piece in pieces]
         self._pieces.update(zip(numbers, pieces, strict=True))
-        self._packer.add_all(numbers, [-(-piece.slots // multiple) for piece in pieces])
+        self._packer.add_all(numbers, [-(-piece.slots // self._multiple) for piece in pieces])
 
     def next(self) -> Assembled | None:
         if not len(self._packer):
             return None
         numbers = self._packer.next_pack()
-        return Assembled([(self._pieces.pop(number),) for number in numbers], numbers)
+        return Assembled.of_pieces([self._pieces.pop(number) for number in numbers], numbers)
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         self.add(list(pending))
@@ -132,7 +156,7 @@ class Consecutive:
 
     def next(self) -> Assembled | None:
         taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
-        return Assembled([(piece,) for piece in taken], [piece.number for piece in taken]) if taken else None
+        return Assembled.of_pieces(taken, [piece.number for piece in taken]) if taken else None
 
     def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
         self.add(list(pending))
@@ -187,7 +211,7 @@ class Documents:
                 self.used = 0
             segments.append((taken,))
             room -= self._aligned(taken.slots)
-        return Assembled(segments, done) if segments else None
+        return Assembled.of(segments, done) if segments else None
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         self.add(_after(pending, used))
@@ -230,7 +254,7 @@ class EndlessRun:
         for _ in range(self._rows):
             if self._ids >= 2:
                 segments.append(self._row(done))
-        return Assembled(segments, done) if segments else None
+        return Assembled.of(segments, done) if segments else None
 
     def _row(self, done: list[int]) -> Segment:
         """Take ``width`` ids, and look at one more."""
@@ -245,21 +269,21 @@ class EndlessRun:
                 self.used = 0
                 used = size
             else:
-                row.append(piece._replace(end=piece.begin + room))
-                self._pending[0] = piece._replace(begin=piece.begin + room)
+                taken, self._pending[0] = _cut(piece, room)
+                row.append(taken)
                 self.used += room
                 used = room
             room -= used
             self._ids -= used
         ahead = self._pending[0]
-        row.append(ahead._replace(end=ahead.begin + 1))
+        row.append(ahead._replace(end=ahead.begin + 1, slots=0))  # it is a target only
         return row
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         self.used = used
         for piece in pending:
             _check_used(used, piece.end - piece.begin)
-            self.add([piece._replace(begin=piece.begin + used)])
+            self.add([_cut(piece, used)[1]])
             used = 0
 
 

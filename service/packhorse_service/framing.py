@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -96,12 +97,13 @@ def frame_step(
         sum(row.num_loss_tokens for row in everything),
         sum(row.width for row in everything),
     )
-    digests = [[row.digest(step, index) for index, row in enumerate(of_rank)] for of_rank in rows]
+    longest = iter(_longest(everything))
+    facts = [[(row, row.digest(step, index), next(longest)) for index, row in enumerate(of_rank)] for of_rank in rows]
 
     def frame(key: ViewKey) -> tuple[View, ...]:
-        return tuple(one(key, index, row) for index, row in enumerate(rows[key.data]))
+        return tuple([one(key, index, *of_row) for index, of_row in enumerate(facts[key.data])])
 
-    def one(key: ViewKey, index: int, row: Row) -> View:
+    def one(key: ViewKey, index: int, row: Row, digest: bytes, longest: int) -> View:
         view = view_arrays(row, contract, layout, key.cut, key.needs, with_keys=with_keys)
         body = BatchBody(
             step=step,
@@ -109,10 +111,10 @@ def frame_step(
             num_tokens=row.num_tokens,
             num_loss_tokens=row.num_loss_tokens,
             local_loss_tokens=view.loss_tokens,
-            max_seqlen=_max_seqlen(row, contract),
+            max_seqlen=contract.max_width if contract.pad_cu_seqlens else longest,
             slots=view.slots,
             filler=row.filler,
-            row_digest=digests[key.data][index],
+            row_digest=digest,
             arrays=view.table,
             step_tokens=totals.tokens,
             step_loss_tokens=totals.loss_tokens,
@@ -134,9 +136,11 @@ def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
     }
 
 
-def _max_seqlen(row: Row, contract: ResolvedContract) -> int:
-    """The longest physical segment; a constant where the number of offsets is one."""
-    if contract.pad_cu_seqlens:
-        return contract.max_width
-    offsets = row.cu_seqlens_padded
-    return int(np.maximum.reduce(offsets[1:] - offsets[:-1]))
+def _longest(rows: Sequence[Row]) -> list[int]:
+    """Slots of each row's longest physical segment."""
+    offsets = [row.cu_seqlens_padded for row in rows]
+    firsts = list(accumulate(map(len, offsets), initial=0))
+    # Between two rows it steps back to 0, which is never the longest.
+    steps = np.diff(np.concatenate(offsets), prepend=np.int32(0))
+    longest: list[int] = np.maximum.reduceat(steps, firsts[:-1]).tolist()
+    return longest

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
 
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled
 from packhorse_service.reading import SourceSetting
 
 __all__ = ["Origins"]
@@ -18,17 +17,14 @@ class Origins:
 
     def __init__(
         self,
-        micro_batches: Sequence[Sequence[Segment]],
+        micro_batches: Sequence[Assembled],
         ranks: Sequence[Sequence[int]],
         sources: Sequence[SourceSetting],
     ) -> None:
-        self._count = [sum(map(len, segments)) for segments in micro_batches]
+        self._count = [len(each.pieces) for each in micro_batches]
         self._named = [
-            [
-                (piece.source, piece.shard, piece.block.keys, piece.sample)
-                for piece in islice(chain.from_iterable(segments), NAMED)
-            ]
-            for segments in micro_batches
+            [(piece.source, piece.shard, piece.block.keys, piece.sample) for piece in each.pieces[:NAMED]]
+            for each in micro_batches
         ]
         self._ranks = ranks
         self._sources = sources

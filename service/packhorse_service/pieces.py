@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, cycle, islice, repeat
 from operator import sub
 from typing import NamedTuple
 
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.cutting import NEVER
+from packhorse_service.mixing import Order
 from packhorse_service.reading import Ahead
 
 __all__ = ["ONE", "Piece", "Run", "Taken", "Wanted"]
@@ -25,6 +28,9 @@ class Piece(NamedTuple):
     begin: int
     end: int
     slots: int
+
+
+AS_PIECE: Callable[[Iterable[object]], Piece] = partial(tuple.__new__, Piece)  # what its own __new__ calls, for each
 
 
 class Wanted(NamedTuple):
@@ -53,12 +59,13 @@ class Run:
     All columns but the pieces are sums of what lies before, from 0 on.
     """
 
-    def __init__(self, ahead: Ahead, number: int, source: int) -> None:
-        """Of the samples ahead in a source; the first piece has this number."""
+    def __init__(self, ahead: Ahead, number: int, source: int, start: Order) -> None:
+        """Of the samples ahead in a source, at the ``start``; the first piece has this number."""
+        self._start, self._source = start, source
         samples, begins, ends, slots = zip(*ahead.spans, strict=True)
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
-        self._pieces = list(map(Piece, *columns))
+        self._pieces = list(map(AS_PIECE, zip(*columns, strict=False)))
         self._ids = list(accumulate(map(sub, ends, begins), initial=0))
         self._slots = list(accumulate(slots, initial=0))
         checksums = cycle([block.checksum for block in ahead.blocks])
@@ -66,9 +73,10 @@ class Run:
         self._units, self._multiple = self._slots, 1
         self._taken = 0
 
-    def __len__(self) -> int:
-        """Samples not taken yet."""
-        return len(self._pieces) - self._taken
+    @property
+    def taken(self) -> bool:
+        """Whether no samples are left."""
+        return self._taken == len(self._pieces)
 
     @property
     def ids(self) -> int:
@@ -76,13 +84,19 @@ class Run:
         total: int = self._ids[-1]
         return total
 
-    def take(self, wanted: Wanted) -> Taken:
-        """The next ones, as many as wanted if there are."""
+    def order(self) -> Order:
+        """Where it stands behind those taken."""
+        order = self._start.clone()
+        order.advance_by(self._source, self._taken, self._ids[self._taken])
+        return order
+
+    def take(self, wanted: Wanted, limit: int) -> Taken:
+        """The next ones, as many as wanted if there are, and at most so many."""
         if wanted.multiple != self._multiple:
             self._multiple = wanted.multiple
             units = [-(-piece.slots // wanted.multiple) for piece in self._pieces]
             self._units = list(accumulate(units, initial=0))
-        first, most = self._taken, min(self._taken + wanted.pieces, len(self._pieces))
+        first, most = self._taken, min(self._taken + min(wanted.pieces, limit), len(self._pieces))
         end = self._taken = bisect_left(self._units, self._units[first] + wanted.units, first + 1, most)
         ids, slots = self._ids[end] - self._ids[first], self._slots[end] - self._slots[first]
         return Taken(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])

@@ -34,7 +34,7 @@ from packhorse.row import SampleKey
 from packhorse.rules import Case, Severity, check
 from packhorse.trainer import TrainerFacts
 from packhorse_service.accounting import Progress, SourceCounts
-from packhorse_service.assembling import Segment, assembler_for
+from packhorse_service.assembling import Assembled, assembler_for
 from packhorse_service.config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.decoding import BlockLoader, DecodingSpec
 from packhorse_service.framing import FramedStep, frame_step
@@ -48,7 +48,7 @@ from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, plan_step
 from packhorse_service.reading import SourceSetting, slow_shards
 from packhorse_service.resuming import notices, taken_up
-from packhorse_service.row_building import build_rows, slots_by_source, supervised_slots
+from packhorse_service.row_building import build_rows, supervised_slots
 from packhorse_service.snapshot import (
     SNAPSHOT_LIMIT_BYTES,
     Shape,
@@ -233,7 +233,7 @@ class PlannedStep:
     """
 
     step: int
-    micro_batches: Sequence[Sequence[Segment]]  # in the order of the pack stream
+    micro_batches: Sequence[Assembled]  # in the order of the pack stream
     costs: Sequence[int]  # of each
     supervised: Sequence[int]  # slots of each that are trained on
     ranks: Sequence[Sequence[int]]  # ranks[rank][index]: which micro-batch
@@ -251,7 +251,7 @@ class Observer(Protocol):
     def drawn(self, sample: DrawnSample) -> None:
         """A sample was drawn: it waits to be packed."""
 
-    def packed(self, segments: Sequence[Segment]) -> None:
+    def packed(self, micro_batch: Assembled) -> None:
         """The next micro-batch of the pack stream."""
 
 
@@ -298,7 +298,7 @@ class Pipeline:
         if missing and self.plan.contract.remainder is Remainder.DROP:
             self._leave_over(dealt.micro_batches)
             return None
-        supervised = [sum(map(supervised_slots, segments)) for segments in dealt.micro_batches]
+        supervised = list(map(supervised_slots, dealt.micro_batches))
         costs = [*dealt.costs, *dealt.costs[-1:] * missing]
         ranks = plan_step(costs, self.plan.layout.data, [*supervised, *[None] * missing])
         planned = PlannedStep(self.step, dealt.micro_batches, dealt.costs, supervised, ranks, dealt.snapshot)
@@ -322,8 +322,8 @@ class Pipeline:
         step.origin = Origins(planned.micro_batches, planned.ranks, self.plan.sources)
         return step
 
-    def _next_micro_batch(self) -> Sequence[Segment]:
-        """The segments of the next micro-batch; none at the end."""
+    def _next_micro_batch(self) -> Assembled | None:
+        """The next micro-batch; ``None`` at the end."""
         stream, assembler = self._stream, self._assembler
         while assembler.wants_more and not self._exhausted and not stream.crowded:
             pieces = stream.draw(assembler.wanted)
@@ -333,31 +333,30 @@ class Pipeline:
             assembler.add(pieces)
         assembled = assembler.next()
         if assembled is None:
-            return ()
+            return None
         self._stream.settle(assembled.done)
-        for source, slots in slots_by_source(assembled.segments).items():
+        for source, slots in assembled.slots_by_source().items():
             stream.count_packed(source, slots)
         if self._observer is not None:
-            self._observer.packed(assembled.segments)
-        return assembled.segments
+            self._observer.packed(assembled)
+        return assembled
 
     def _counts_of(self, source: int) -> SourceCounts:
         return self._stream.counts[self.plan.sources[source].plan.name]
 
-    def _leave_over(self, micro_batches: Sequence[Sequence[Segment]]) -> None:
+    def _leave_over(self, micro_batches: Sequence[Assembled]) -> None:
         """An incomplete last step is not made: what it was packed with is lost."""
-        for source, slots in chain.from_iterable(slots_by_source(segments).items() for segments in micro_batches):
+        for source, slots in chain.from_iterable(each.slots_by_source().items() for each in micro_batches):
             self._counts_of(source).packed -= slots
             self._counts_of(source).left_over += slots
 
-    def _keys(self, segments: Sequence[Segment]) -> tuple[SampleKey, ...]:
+    def _keys(self, micro_batch: Assembled) -> tuple[SampleKey, ...]:
         if not self.plan.with_keys:
             return ()
         sources = self.plan.sources
         return tuple(
             (sources[p.source].plan.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample])
-            for segment in segments
-            for p in segment
+            for p in micro_batch.pieces
         )
 
     def begin_pass(self) -> bytes:

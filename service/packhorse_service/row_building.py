@@ -12,7 +12,6 @@ Shapes, of all rows one after the other: S = segments that hold something; E = e
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, pairwise, starmap
 from operator import sub
@@ -25,11 +24,11 @@ from packhorse.contract import ResolvedContract, TailPadding
 from packhorse.errors import ContractError
 from packhorse.payload import narrowest
 from packhorse.row import Row, SampleKey
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled, Segment
 from packhorse_service.blocks import TokenBlock
-from packhorse_service.stream import Piece
+from packhorse_service.pieces import Piece
 
-__all__ = ["build_rows", "row_offsets", "segment_slots", "slots_by_source", "supervised_slots"]
+__all__ = ["build_rows", "row_offsets", "supervised_slots"]
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int32]
@@ -40,25 +39,23 @@ UNSUPERVISED = np.array(0, np.uint8)
 
 
 def build_rows(
-    micro_batches: Sequence[Sequence[Segment]], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
+    micro_batches: Sequence[Assembled], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
     """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
-    pieces = [
-        segment[0] if len(segment) == 1 else _as_piece(segment) for segments in micro_batches for segment in segments
-    ]
-    _, _, _, blocks, _, begins, ends, slots = zip(*pieces, strict=True)
+    segments = list(chain.from_iterable(map(_one_each, micro_batches)))
+    _, _, _, blocks, _, begins, ends, slots = zip(*segments, strict=True)
     used = {id(block): block for block in blocks}
-    layout = LAYOUTS[contract.packed](slots, list(map(len, micro_batches)), contract)
+    layout = LAYOUTS[contract.packed](slots, [len(each.slots) for each in micro_batches], contract)
     padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
     ids = _ids(used, blocks, begins, ends)
     places = _sums(map(sub, ends, begins))
     tokens = layout.placed(ids, places, padding)
     last, mask, own = ids[np.array(places[1:]) - 1], None, None
     if any(block.loss_mask is not None for block in used.values()):
-        mask = layout.placed(np.concatenate(list(map(_loss_mask, pieces))), _sums(slots), UNSUPERVISED)
+        mask = layout.placed(_loss_mask(segments), _sums(slots), UNSUPERVISED)
     if any(block.labels is not None for block in used.values()):
-        own = layout.placed(np.concatenate(list(map(_targets, pieces))), _sums(slots), padding)
-        last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
+        own = layout.placed(_targets(segments), _sums(slots), padding)
+        last = np.array([_predicted(block).item(end - 1) for block, end in zip(blocks, ends, strict=True)], np.uint32)
     rows = []
     for (first, end), at, offsets, row_keys in zip(layout.segments, layout.rows, layout.offsets, keys, strict=True):
         supervised = None if mask is None else mask[at]
@@ -87,40 +84,25 @@ def _sums(counts: Iterable[int]) -> list[int]:
 # What a segment holds ----------------------------------------------------------------------------------
 
 
-def segment_slots(segment: Segment) -> int:
-    """Logical slots of a segment: of a piece, or of a run of pieces, joined."""
-    return segment[0].slots if len(segment) == 1 else sum(piece.end - piece.begin for piece in segment) - 1
+def supervised_slots(micro_batch: Assembled) -> int:
+    """Slots of a micro-batch that are trained on."""
+    if all(piece.block.loss_mask is None for piece in micro_batch.pieces):
+        return sum(micro_batch.slots)
+    return int(np.count_nonzero(_loss_mask(_one_each(micro_batch))))
 
 
-def slots_by_source(segments: Sequence[Segment]) -> Mapping[int, int]:
-    """Logical slots of a micro-batch, by the source that gave each slot's input."""
-    slots: defaultdict[int, int] = defaultdict(int)
-    for segment in segments:
-        if len(segment) == 1:
-            (piece,) = segment
-            slots[piece.source] += piece.slots
-            continue
-        for piece in segment:
-            slots[piece.source] += piece.end - piece.begin
-        slots[segment[-1].source] -= 1  # its last id is a target only
-    return slots
-
-
-def supervised_slots(segment: Segment) -> int:
-    """Slots of a segment that are trained on."""
-    piece = segment[0] if len(segment) == 1 else _as_piece(segment)
-    return piece.slots if piece.block.loss_mask is None else int(np.count_nonzero(_loss_mask(piece)))
+def _one_each(micro_batch: Assembled) -> Sequence[Piece]:
+    """The segments of a micro-batch, each as one piece."""
+    return list(map(_as_piece, micro_batch.segments)) if micro_batch.counts else micro_batch.pieces
 
 
 def _as_piece(segment: Segment) -> Piece:
-    """A segment as one piece; a run of pieces is joined to a block of its own."""
-    if len(segment) == 1:
-        return segment[0]
+    """A run of pieces, joined to a block of its own."""
     ids = np.concatenate([piece.block.tokens[piece.begin : piece.end] for piece in segment])
     mask = None
     if any(piece.block.loss_mask is not None for piece in segment):
         # All ids of a piece: as if the one before its first were a slot of it too.
-        mask = np.concatenate([_loss_mask(piece._replace(slots=piece.end - piece.begin)) for piece in segment])
+        mask = _loss_mask([piece._replace(slots=piece.end - piece.begin) for piece in segment])
     block = TokenBlock(ids, np.array([0, len(ids)]), mask, None, (), None)
     return segment[0]._replace(block=block, begin=0, end=len(ids), slots=len(ids) - 1)
 
@@ -129,13 +111,20 @@ def _predicted(block: TokenBlock) -> Ids:
     return block.tokens if block.labels is None else block.labels
 
 
-def _targets(piece: Piece) -> Ids:
-    return _predicted(piece.block)[piece.end - piece.slots : piece.end]
+def _targets(pieces: Sequence[Piece]) -> Ids:
+    """Those of all pieces, one after the other."""
+    return np.concatenate([_predicted(piece.block)[piece.end - piece.slots : piece.end] for piece in pieces])
 
 
-def _loss_mask(piece: Piece) -> npt.NDArray[np.uint8]:
-    mask = piece.block.loss_mask
-    return np.ones(piece.slots, np.uint8) if mask is None else mask[piece.end - piece.slots : piece.end]
+def _loss_mask(pieces: Sequence[Piece]) -> npt.NDArray[np.uint8]:
+    """That of all pieces, one after the other."""
+    masks = ((piece, piece.block.loss_mask) for piece in pieces)
+    return np.concatenate(
+        [
+            np.ones(piece.slots, np.uint8) if mask is None else mask[piece.end - piece.slots : piece.end]
+            for piece, mask in masks
+        ]
+    )
 
 
 # Where it stands ---------------------------------------------------------------------------------------

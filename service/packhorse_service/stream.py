@@ -35,6 +35,7 @@ DIFFERENT = (
 )
 CHECKSUM_MASK = 0xFFFFFFFF
 MARK_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
+RUN_LIMIT = 512  # draws looked ahead at
 PIECES_LIMIT = 1 << 18  # drawn since the first mark: 32 KiB of a snapshot
 
 
@@ -136,26 +137,29 @@ class SampleStream:
         No pieces where it is dropped or skipped, ``None`` at the end. Raises ``SourceError`` where the data cannot
         be used.
         """
-        if not self._run:
-            self._begin_run()
-        return self._draw_run(self._run, wanted) if self._run else self._draw(self._lengths)
+        run = self._run or self._begin_run()
+        return self._draw(self._lengths) if run is None else self._draw_run(run, wanted)
 
-    def _begin_run(self) -> None:
+    def _begin_run(self) -> Run | None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
 
-        The order stands behind the run from here on; what was drawn is counted as it is. A mark ends the run.
+        The order stands behind the run from here on; what was drawn is counted as it is.
         """
-        self._run, source = None, self._order.alone
+        source = self._order.alone
         if source is None or self.watch is not None:
-            return
+            return None
         blocks = self._open[source]
-        draws = min(blocks.plain(self._seq_length), self._mark_every - self._since_mark)
-        if draws:
-            self._run = Run(blocks.ahead(draws), self._pieces, source)
-            self._order.advance_by(source, draws, self._run.ids)
+        draws = min(blocks.plain(self._seq_length), RUN_LIMIT)
+        if not draws:
+            return None
+        self._run = Run(blocks.ahead(draws), self._pieces, source, self._order.clone())
+        self._order.advance_by(source, draws, self._run.ids)
+        return self._run
 
     def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
-        pieces, ids, slots, checksum = run.take(wanted)
+        pieces, ids, slots, checksum = run.take(wanted, self._mark_every - self._since_mark)
+        if run.taken:
+            self._run = None
         drawn, counts = len(pieces), self._counts[pieces[0].source]
         counts.samples += drawn
         counts.tokens += ids
@@ -208,7 +212,8 @@ class SampleStream:
         return self._open[source].next_ids()
 
     def _mark(self) -> None:
-        self._marks.append(_Mark(self._order.clone(), self._draws, self._pieces, self._checksum))
+        order = self._order.clone() if self._run is None else self._run.order()
+        self._marks.append(_Mark(order, self._draws, self._pieces, self._checksum))
         self._since_mark = 0
         self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
 

@@ -19,15 +19,12 @@ from typing import NamedTuple
 
 from packhorse.contract import Packing, ResolvedContract
 from packhorse.errors import ConfigError, ContractError, ProtocolError
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled
 from packhorse_service.packing import PackingPlan
 from packhorse_service.planning import CostModel, deal_window
-from packhorse_service.row_building import segment_slots
 from packhorse_service.snapshot import DIGEST_BYTES, WindowMark, inside_window
 
 __all__ = ["DealtStep", "WindowPlan", "Windows", "check_window", "window_plan"]
-
-MicroBatch = Sequence[Segment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +45,7 @@ class WindowPlan:
 class DealtStep(NamedTuple):
     """One step's micro-batches, in the order of the pack stream. Only the last of a finite stream has too few."""
 
-    micro_batches: Sequence[MicroBatch]
+    micro_batches: Sequence[Assembled]
     costs: list[int]  # of each
     snapshot: bytes  # of the stream behind this step
 
@@ -89,7 +86,7 @@ class Windows:
     """Deals a stream's micro-batches to steps, window by window."""
 
     def __init__(
-        self, plan: WindowPlan, next_micro_batch: Callable[[], MicroBatch], snapshot: Callable[[int], bytes]
+        self, plan: WindowPlan, next_micro_batch: Callable[[], Assembled | None], snapshot: Callable[[int], bytes]
     ) -> None:
         """``next_micro_batch`` gives nothing at the end; ``snapshot`` is of the stream now, before a given step."""
         self._plan = plan
@@ -131,7 +128,7 @@ class Windows:
             raise ProtocolError(
                 f"snapshot: the window at step {first} had {mark.steps} steps, our data has {steps}; the shards differ"
             )
-        costs = [plan.cost.cost([segment_slots(segment) for segment in segments]) for segments in packs]
+        costs = [plan.cost.cost(pack.slots) for pack in packs]
         whole = steps * plan.packs
         dealt = deal_window(costs[:whole], steps, plan.seed) if steps else []
         for number, of_step in enumerate(dealt, start=1):
@@ -144,13 +141,13 @@ class Windows:
         self._first, self._mark = first + len(dealt) + (len(packs) > whole), plan.mark()
         self._boundary = snapshots[-1] if len(packs) == whole else b""
 
-    def _assemble(self) -> tuple[list[MicroBatch], list[bytes]]:
+    def _assemble(self) -> tuple[list[Assembled], list[bytes]]:
         """The micro-batches of a window as they come, and snapshots before it and behind each complete step."""
         plan = self._plan
-        packs: list[MicroBatch] = []
+        packs: list[Assembled] = []
         snapshots = [self._boundary or self._snapshot(self._first)]
         while len(snapshots) <= plan.steps:
-            arrived = [segments for _ in range(plan.packs) if (segments := self._next_micro_batch())]
+            arrived = [pack for _ in range(plan.packs) if (pack := self._next_micro_batch()) is not None]
             packs += arrived
             if len(arrived) < plan.packs:
                 break

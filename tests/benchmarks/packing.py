@@ -20,7 +20,7 @@ from rich.table import Table
 from packhorse.contract import BatchContract, ResolvedContract, resolve
 from packhorse.layout import ParallelLayout
 from packhorse.row import Row, SampleKey
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled
 from packhorse_service.blocks import TokenBlock
 from packhorse_service.packing import Packer, PackingPlan
 from packhorse_service.planning import CostModel, deal_window, plan_step
@@ -223,7 +223,7 @@ def rows_table() -> Table:
 NO_KEYS: list[tuple[SampleKey, ...]] = [()] * 64
 
 
-def _build(steps: Sequence[Sequence[Sequence[Segment]]], contract: ResolvedContract) -> None:
+def _build(steps: Sequence[Sequence[Assembled]], contract: ResolvedContract) -> None:
     """One step after the other; each is dropped for the next, as a server does."""
     for step in steps:
         rows = [delivered(row) for row in build_rows(step, contract, NO_KEYS)]
@@ -247,7 +247,7 @@ def delivered(row: Row) -> tuple[npt.NDArray[Any], ...]:
     return tokens, labels, mask, row.geometry.position_ids, row.cu_seqlens, row.cu_seqlens_padded
 
 
-def _steps_of_pieces(capacity: int, masked: bool) -> list[list[list[Segment]]]:
+def _steps_of_pieces(capacity: int, masked: bool) -> list[list[Assembled]]:
     """Steps of 64 packs of random ids, in blocks of 512 samples."""
     random = np.random.default_rng(0)
     lengths = log_normal(SAMPLES, capacity)
@@ -259,9 +259,7 @@ def _steps_of_pieces(capacity: int, masked: bool) -> list[list[list[Segment]]]:
         block = TokenBlock(ids, offsets, mask, None, (), None)
         for sample, (begin, end) in enumerate(zip(offsets.tolist(), offsets[1:].tolist(), strict=False)):
             pieces.append(Piece(len(pieces), 0, 0, block, sample, begin, end, end - begin - 1))
-    packs: list[list[Segment]] = [
-        [(pieces[sample],) for sample in pack] for pack in ours(lengths.tolist(), capacity, 64)
-    ]
+    packs = [Assembled.of([[pieces[sample]] for sample in pack]) for pack in ours(lengths.tolist(), capacity, 64)]
     return [packs[start : start + 64] for start in range(0, min(len(packs) - 63, 1024), 64)]
 
 

@@ -20,7 +20,7 @@ from packhorse.errors import SourceError
 from packhorse.microbatch import MicroBatch
 from packhorse.row import Row, SampleKey
 from packhorse.views import view_microbatch
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled, Segment
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
 from packhorse_service.cutting import OverLength
@@ -390,4 +390,4 @@ def mutated(data: bytes, source: random.Random) -> bytes:
 
 def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
     """One row of a micro-batch's segments."""
-    return build_rows([segments], contract, [keys])[0]
+    return build_rows([Assembled.of(segments)], contract, [keys])[0]

@@ -468,7 +468,7 @@ def test_a_document_that_was_half_delivered_is_delivered_again_as_a_whole(tmp_pa
         pipeline, _ = resumed(new, step.snapshot)
         planned = pipeline.next_plan()
         assert planned is not None
-        piece = planned.micro_batches[0][0][0]
+        piece = planned.micro_batches[0].pieces[0]
         assert piece.begin == piece.block.offsets[piece.sample]
         rest = list(iter(pipeline.next_step, None))
         assert run_plan(new, planned.snapshot) == rest

@@ -112,7 +112,7 @@ def test_the_micro_batches_of_a_planned_step_are_in_the_order_in_which_they_came
     plan = windowed(corpus, 3)
     pipeline = Pipeline(plan, inline_engine(plan))
     while (planned := pipeline.next_plan()) is not None:
-        oldest = [min(piece.number for (piece,) in segments) for segments in planned.micro_batches]
+        oldest = [min(piece.number for piece in micro_batch.pieces) for micro_batch in planned.micro_batches]
         # The packer seeds each pack with the oldest pending sample.
         assert oldest == sorted(oldest)
         assert len(planned.costs) == len(planned.supervised) == len(planned.micro_batches)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from packhorse.errors import ConfigError
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled
 from packhorse_service.config import ENDLESS, ServeConfig
 from packhorse_service.mixing import OnEnd
 from packhorse_service.pipeline import Pipeline, PlannedStep, StreamPlan, cut_length, make_engine, plan_stream
 from packhorse_service.preview.lengths import Advance
 from packhorse_service.preview.tally import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts, Tally
-from packhorse_service.row_building import segment_slots, slots_by_source
 from packhorse_service.stream import DrawnSample
 
-__all__ = ["plan_feed", "tokens_of_pieces"]
+__all__ = ["plan_feed"]
 
 
 def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, advance: Advance) -> Tally:
@@ -93,22 +91,14 @@ class _Watching:
         place = f"shard {shard!r}, sample {sample.key!r}"
         self._tally.drawn(sample.source, sample.epoch, sample.slots, sample.pieces, place)
 
-    def packed(self, segments: Sequence[Segment]) -> None:
-        numbers = [piece.number for segment in segments for piece in segment]
-        self._tally.packed(numbers, self._plan.cost.cost([segment_slots(segment) for segment in segments]))
+    def packed(self, micro_batch: Assembled) -> None:
+        self._tally.packed([piece.number for piece in micro_batch.pieces], self._plan.cost.cost(micro_batch.slots))
 
 
 def _facts(planned: PlannedStep, sources: int) -> StepFacts:
     facts = []
-    for segments, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
-        by_source = slots_by_source(segments)
+    for micro_batch, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
+        by_source = micro_batch.slots_by_source()
         tokens = [by_source.get(source, 0) for source in range(sources)]
-        facts.append(MicroBatchFacts(list(map(segment_slots, segments)), tokens, cost, supervised))
+        facts.append(MicroBatchFacts(list(micro_batch.slots), tokens, cost, supervised))
     return StepFacts(facts, planned.ranks)
-
-
-def tokens_of_pieces(segment: Segment) -> list[int]:
-    """Slots that each piece of a segment fills: one a id, but the last id of all is only a target."""
-    slots = [piece.end - piece.begin for piece in segment]
-    slots[-1] += segment_slots(segment) - sum(slots)
-    return slots

@@ -13,13 +13,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from packhorse.errors import ConfigError
-from packhorse_service.assembling import Segment
+from packhorse_service.assembling import Assembled, Segment
 from packhorse_service.config import ServeConfig
 from packhorse_service.pipeline import Pipeline, PlannedStep, StreamPlan, make_engine, plan_stream
-from packhorse_service.preview.feed import tokens_of_pieces
 from packhorse_service.preview.lengths import Advance
 from packhorse_service.preview.words import short_name
-from packhorse_service.row_building import row_offsets, segment_slots
+from packhorse_service.row_building import row_offsets
 
 __all__ = [
     "InspectedStep",
@@ -120,16 +119,16 @@ def _placed(planned: PlannedStep, plan: StreamPlan) -> InspectedStep:
 
 
 def _micro_batch(
-    segments: Sequence[Segment], plan: StreamPlan, rank: int, index: int, number: int, *, filler: bool
+    packed: Assembled, plan: StreamPlan, rank: int, index: int, number: int, *, filler: bool
 ) -> PlacedMicroBatch:
     contract = plan.contract
-    (_, physical), *_ = row_offsets([list(map(segment_slots, segments))], contract)
+    (_, physical), *_ = row_offsets([packed.slots], contract)
     offsets = physical.tolist()
     rows = 1 if contract.packed else contract.micro_batch_size
     width = offsets[-1] // rows
     samples = tuple(
         sample
-        for segment, start, end in zip(segments, offsets, offsets[1:], strict=False)
+        for segment, start, end in zip(packed.segments, offsets, offsets[1:], strict=False)
         for sample in _samples(segment, plan, start // width, start % width, end - start)
     )
     return PlacedMicroBatch(rank, index, number, filler, rows, width, samples)
@@ -137,9 +136,9 @@ def _micro_batch(
 
 def _samples(segment: Segment, plan: StreamPlan, row: int, start: int, physical: int) -> Iterator[PlacedSample]:
     """The pieces of a segment, one after the other; the padding is behind the last."""
-    filled = [(piece, slots) for piece, slots in zip(segment, tokens_of_pieces(segment), strict=True) if slots]
-    rest = physical - sum(slots for _, slots in filled)
-    for place, (piece, slots) in enumerate(filled, start=1):
+    filled = [piece for piece in segment if piece.slots]
+    rest = physical - sum(piece.slots for piece in filled)
+    for place, piece in enumerate(filled, start=1):
         setting, first = plan.sources[piece.source], int(piece.block.offsets[piece.sample])
         yield PlacedSample(
             source=setting.plan.name,
@@ -150,10 +149,10 @@ def _samples(segment: Segment, plan: StreamPlan, row: int, start: int, physical:
             ids=int(piece.block.offsets[piece.sample + 1]) - first,
             row=row,
             start=start,
-            slots=slots,
-            physical=slots + (rest if place == len(filled) else 0),
+            slots=piece.slots,
+            physical=piece.slots + (rest if place == len(filled) else 0),
         )
-        start += slots
+        start += piece.slots
 
 
 # Showing -------------------------------------------------------------------------------------------------
