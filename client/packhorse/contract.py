@@ -17,6 +17,7 @@ import msgpack
 from packhorse.context_parallel import Partition
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
+from packhorse.meaning import means
 from packhorse.trainer import TrainerFacts
 
 __all__ = [
@@ -95,30 +96,36 @@ class BatchContract:
     them, the two sides do not compare them.
     """
 
-    seq_length: int | None = None
-    micro_batch_size: int | None = None
-    global_batch_size: int | None = None
-    packing: Packing | None = None
-    isolate_documents: bool | None = None  # concat: documents are segments, attention stays within them
-    partition: Partition | None = None
-    readers: Readers | None = None
-    evaluation_context: int | None = None  # context-parallel size of evaluation, where it differs
-    segment_multiple: int | None = None
-    pack_multiple: int | None = None
-    static_shapes: bool | None = None  # sets pad_to_max_length and pad_cu_seqlens
-    pad_to_max_length: bool | None = None
-    pad_cu_seqlens: bool | None = None  # a fixed number of offsets: max_segments + 2
-    max_segments: int | None = None
-    tail_padding: TailPadding | None = None
-    objective: Objective | None = None
-    loss_reduction: LossReduction | None = None
-    remainder: Remainder | None = None
-    attention_offsets: AttentionOffsets | None = None
-    padding_mask: bool | None = None  # deliver MicroBatch.padding_mask
-    vocab_size: int | None = None
-    pad_id: int | None = None
-    ignore_index: int | None = None
-    trainer: TrainerFacts | None = None
+    seq_length: int | None = means("Slots of a row; in `in_batch`, of the longest sample.")
+    micro_batch_size: int | None = means("1 in `online` and isolated `concat`; samples or rows of a micro-batch else.")
+    global_batch_size: int | None = means("Of a step over all ranks: packs (`online`), rows (`concat`) or samples.")
+    packing: Packing | None = means("How samples become rows.")
+    isolate_documents: bool | None = means("`concat`: attention stays within a document; false: one run of ids.")
+    partition: Partition | None = means(
+        "Who cuts rows for context-parallel ranks: the trainer (`whole`), or the server."
+    )
+    readers: Readers | None = means("Which coordinates connect.")
+    evaluation_context: int | None = means("Context-parallel size of evaluations, where it differs.")
+    segment_multiple: int | None = means("Each segment is padded to a multiple of this.")
+    pack_multiple: int | None = means("Each row is a multiple of this wide: what kernels or FP8 need.")
+    static_shapes: bool | None = means(
+        "Sets pad_to_max_length and pad_cu_seqlens, for CUDA graphs; needs max_segments."
+    )
+    pad_to_max_length: bool | None = means("Every row has the same width.")
+    pad_cu_seqlens: bool | None = means("A fixed number of offsets: max_segments + 2.")
+    max_segments: int | None = means("Segments of a row at most.")
+    tail_padding: TailPadding | None = means(
+        "What the padding behind the last sample is: a segment, or part of the last."
+    )
+    objective: Objective | None = means("What the job trains.")
+    loss_reduction: LossReduction | None = means("How the trainer divides the summed loss.")
+    remainder: Remainder | None = means("What becomes of packs at the end that fill no step: filled up, or left out.")
+    attention_offsets: AttentionOffsets | None = means("Which offsets adapters give to attention.")
+    padding_mask: bool | None = means("Deliver `MicroBatch.padding_mask`.")
+    vocab_size: int | None = means("Of the model; ids must be below. Up to 65,536, ids travel as 16 bits.")
+    pad_id: int | None = means("The token of padding.")
+    ignore_index: int | None = means("The label of padding.")
+    trainer: TrainerFacts | None = means("Facts about the trainer, for the rules.")
 
     def __post_init__(self) -> None:
         for name, enum in ENUMS.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from packhorse.errors import ConfigError
+from packhorse.meaning import means
 
 __all__ = ["Coordinates", "ParallelLayout"]
 
@@ -43,12 +44,12 @@ class ParallelLayout:
     Coordinates(data=1, context=1, tensor=0, pipeline=0)
     """
 
-    data: int = 1
-    context: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    sequence_parallel: bool = False
-    order: str = DEFAULT_ORDER
+    data: int = means("Data-parallel size (DP).", 1)
+    context: int = means("Context-parallel size (CP).", 1)
+    tensor: int = means("Tensor-parallel size (TP).", 1)
+    pipeline: int = means("Pipeline-parallel size (PP).", 1)
+    sequence_parallel: bool = means("Activations are split along the sequence over the tensor-parallel ranks.", False)
+    order: str = means("The axes from the fastest varying to the slowest.", DEFAULT_ORDER)
 
     def __post_init__(self) -> None:
         for axis in AXES:

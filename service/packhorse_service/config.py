@@ -7,14 +7,11 @@ the stream ``train``; ``streams`` adds further ones by name, for evaluations.
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,16 +20,15 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
     create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from packhorse.contract import BatchContract, Remainder
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
+from packhorse.meaning import meaning_of
 from packhorse.wire import NAME_LIMIT
 from packhorse_service.cutting import OverLength
 from packhorse_service.decoding import BLOCK_BYTES
@@ -41,6 +37,7 @@ from packhorse_service.mixing import MixBy, OnEnd
 from packhorse_service.monitoring.address import AUTO, address_of
 from packhorse_service.packing import PackingAlgorithm
 from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.validating import checked, load_mapping
 
 __all__ = [
     "CurveConfig",
@@ -54,15 +51,11 @@ __all__ = [
     "SourceConfig",
     "StreamConfig",
     "TokenizerConfig",
-    "checked",
     "load_config",
-    "load_mapping",
 ]
 
 ENDLESS = "endless"
 TRAIN = "train"  # the stream that the top level describes
-
-Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def _epochs(value: object) -> int | str:
@@ -92,68 +85,97 @@ class Section(BaseModel):
 class TokenizerConfig(Section):
     """A ``tokenizers`` JSON file and its special tokens."""
 
-    file: str
-    eos_token: str | None = None  # appended to each text document
-    bos_token: str | None = None
-    vocab_size: int | None = Field(default=None, ge=1)  # of the model, where it is padded
+    file: str = Field(description="A tokenizer.json of the `tokenizers` library.")
+    eos_token: str | None = Field(default=None, description="Appended to each text document.")
+    bos_token: str | None = Field(default=None, description="For chat templates that name it.")
+    vocab_size: int | None = Field(
+        default=None, ge=1, description="Of the model, where it is larger than the tokenizer's."
+    )
 
 
 class SourceConfig(Section):
     """One source of samples."""
 
-    shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of the mixture, relative to the others'
-    epochs: Annotated[int | str, PlainValidator(_epochs)] = 1
-    format: SampleFormat = SampleFormat.AUTO
-    chat_template: str | None = None  # a jinja file; left out: ChatML
-    over_length: OverLength = OverLength.ERROR
-    shuffle: bool = True
-    open_shards: int = Field(default=4, ge=1, le=1024)  # read in turn, a sample of each
-    skip_budget: int = Field(default=0, ge=0)  # samples whose content may be unusable
+    shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)] = Field(
+        description="A pattern or a list of them: braces, globs, any URL that fsspec reads."
+    )
+    weight: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="Share of the mixture, relative to the others'."
+    )
+    epochs: Annotated[int | Literal["endless"], PlainValidator(_epochs)] = Field(
+        default=1, description="Passes over the data."
+    )
+    format: SampleFormat = Field(
+        default=SampleFormat.AUTO, description="What a sample holds; `auto` goes by its extension."
+    )
+    chat_template: str | None = Field(
+        default=None, description="A jinja file; left out: ChatML. `{% generation %}` marks what is trained on."
+    )
+    over_length: OverLength = Field(default=OverLength.ERROR, description="What becomes of samples over seq_length.")
+    shuffle: bool = Field(default=True, description="Shards, and samples within them, in a seeded order.")
+    open_shards: int = Field(default=4, ge=1, le=1024, description="Shards read in turn, a sample of each.")
+    skip_budget: int = Field(
+        default=0, ge=0, description="How many samples may have content that is unusable; one more is an error."
+    )
 
 
 class MixingConfig(Section):
     """How sources are mixed by their weights."""
 
-    by: MixBy = MixBy.TOKENS
-    on_end: OnEnd = OnEnd.GO_ON  # when one of several sources has given all its epochs
+    by: MixBy = Field(default=MixBy.TOKENS, description="What weights are shares of: ids, or samples.")
+    on_end: OnEnd = Field(
+        default=OnEnd.GO_ON,
+        description="When a source has given all its epochs: go on with the rest, or end the stream.",
+    )
 
 
 class LoadingConfig(Section):
     """Who reads and tokenises."""
 
-    workers: int = Field(default=2, ge=0, le=256)  # processes; 0 loads in the server itself
-    block_bytes: int = Field(default=BLOCK_BYTES, ge=1)  # of a shard, read at a time
+    workers: int = Field(
+        default=2, ge=0, le=256, description="Loader processes of a stream; 0 loads in the server itself."
+    )
+    block_bytes: int = Field(default=BLOCK_BYTES, ge=1, description="How much of a shard is read at a time.")
 
 
 class PackingConfig(Section):
     """How packs are filled."""
 
-    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
-    lookahead: int | None = Field(default=None, ge=1, le=4096)  # packs' worth; left out: min(64, packs per step)
-    tail_slots: int = Field(default=0, ge=0)  # kept free behind the last sample of each row
-    window: int = Field(default=1, ge=1, le=64)  # steps whose packs are dealt together, to even their cost
-    hidden_size: int = Field(default=4096, ge=1)  # of the model: weighs length against length² in balancing
+    algorithm: PackingAlgorithm = Field(
+        default=PackingAlgorithm.FIFO_EXACT_TAIL, description="How packs are made of a lookahead (`online`)."
+    )
+    lookahead: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Packs' worth of samples to choose from; left out: min(64, packs of a step).",
+    )
+    tail_slots: int = Field(default=0, ge=0, description="Slots kept free behind the last sample of each row.")
+    window: int = Field(default=1, ge=1, le=64, description="Steps whose packs are dealt together, to even their cost.")
+    hidden_size: int = Field(default=4096, ge=1, description="Of the model: what long segments cost beside short ones.")
 
 
 class CurveConfig(Section):
     """Keys (``packhorse keygen``): everything is encrypted, and only who is on the list can connect."""
 
-    key_file: str  # the server's; its owner alone may read it
-    clients: str  # who may connect, as which ranks; no secrets
+    key_file: str = Field(description="The server's key; its owner alone may read it.")
+    clients: str = Field(description="The clients file: who may connect, as which ranks. It holds no secret.")
 
 
 class ResumeConfig(Section):
     """How to go on from a checkpoint."""
 
-    # Changes of data or rendering to go on with, each as the refusal names it: PART@DIGEST of what it was before.
-    allow_changes: tuple[Annotated[str, AfterValidator(_change)], ...] = ()
+    allow_changes: tuple[Annotated[str, AfterValidator(_change)], ...] = Field(
+        default=(), description="Changes of data or rendering to go on with, each as the refusal names it: PART@DIGEST."
+    )
 
 
 def _section(name: str, described_by: type) -> type[Section]:
     """A section with exactly the fields of a dataclass of the client."""
     hints = get_type_hints(described_by)
-    columns: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(described_by)}
+    columns: dict[str, Any] = {
+        f.name: (hints[f.name], Field(f.default, description=meaning_of(f))) for f in fields(described_by)
+    }
 
     def build(section: Section) -> Section:
         described_by(**section.model_dump())  # it checks its values itself
@@ -174,11 +196,15 @@ class StreamConfig(Section):
     What ``contract``, ``layout`` and ``packing`` leave out is that of the top level.
     """
 
-    layout_section: LayoutSection = Field(default_factory=LayoutSection, alias="layout")  # type: ignore[valid-type]
-    contract_section: ContractSection = Field(default_factory=ContractSection, alias="contract")  # type: ignore[valid-type]
-    sources: dict[str, SourceConfig] = Field(min_length=1)
-    mixing: MixingConfig = MixingConfig()
-    packing: PackingConfig = PackingConfig()
+    layout_section: LayoutSection = Field(  # type: ignore[valid-type]
+        default_factory=LayoutSection, alias="layout", description="The parallel layout of the job."
+    )
+    contract_section: ContractSection = Field(  # type: ignore[valid-type]
+        default_factory=ContractSection, alias="contract", description="What both sides must agree on."
+    )
+    sources: dict[str, SourceConfig] = Field(min_length=1, description="The sources, by names of your choice.")
+    mixing: MixingConfig = Field(default=MixingConfig(), description="How sources are mixed by their weights.")
+    packing: PackingConfig = Field(default=PackingConfig(), description="How packs are filled.")
 
     @field_validator("sources")
     @classmethod
@@ -206,30 +232,54 @@ class StreamConfig(Section):
 class ServeConfig(Section):
     """The whole file."""
 
-    listen: str = "tcp://127.0.0.1:5555"  # elsewhere than on loopback or ipc only with curve, or serve --insecure
-    curve: CurveConfig | None = None
-    # HOST:PORT of the status page, the metrics and the probes; auto: on loopback, at 9555 beside 5555; null: nowhere.
-    monitor: str | None = AUTO
-    seed: int = Field(default=0, ge=0)
+    listen: str = Field(
+        default="tcp://127.0.0.1:5555",
+        description="Where readers connect: tcp://ADDRESS:PORT or ipc://PATH. Elsewhere than on loopback or ipc only "
+        "with curve, or `serve --insecure`.",
+    )
+    curve: CurveConfig | None = Field(
+        default=None, description="Keys: everything is encrypted, and only listed clients connect."
+    )
+    monitor: str | None = Field(
+        default=AUTO,
+        description="HOST:PORT of the status page, the metrics and the probes; `auto`: on loopback, at the port of "
+        "listen + 4000; null: nowhere.",
+    )
+    seed: int = Field(default=0, ge=0, description="Of the order of shards and samples.")
     date: Annotated[str | None, BeforeValidator(_date)] = Field(
-        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$"
-    )  # what chat templates get for "today"
+        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$", description="What chat templates get for today, as YYYY-MM-DD."
+    )
     tokenizer: Annotated[
         TokenizerConfig | None, BeforeValidator(lambda v: {"file": v} if isinstance(v, str) else v)
-    ] = None
-    layout_section: LayoutSection = Field(default_factory=LayoutSection, alias="layout")  # type: ignore[valid-type]
-    contract_section: ContractSection = Field(default_factory=ContractSection, alias="contract")  # type: ignore[valid-type]
-    sources: dict[str, SourceConfig] = Field(min_length=1)
-    mixing: MixingConfig = MixingConfig()
-    loading: LoadingConfig = LoadingConfig()
-    packing: PackingConfig = PackingConfig()
-    streams: dict[str, StreamConfig] = {}  # further ones
-    resume: ResumeConfig = ResumeConfig()
-    steps_ahead: int = Field(default=2, ge=2, le=64)  # whole steps made before the slowest reader needs them
-    memory_limit: ByteSize | None = Field(default=None, gt=0)  # 8GiB, 500MB, or bytes; what may be more is refused
-    # A reader that nothing was heard from for so long is looked for where the endpoint's name points by then.
-    rejoin_after_s: float = Field(default=60.0, ge=2, allow_inf_nan=False)
-    keys: bool = False  # send each segment's (source, shard, key)
+    ] = Field(default=None, description="For text and chats; its file alone will do.")
+    layout_section: LayoutSection = Field(  # type: ignore[valid-type]
+        default_factory=LayoutSection, alias="layout", description="The parallel layout of the job."
+    )
+    contract_section: ContractSection = Field(  # type: ignore[valid-type]
+        default_factory=ContractSection, alias="contract", description="What both sides must agree on."
+    )
+    sources: dict[str, SourceConfig] = Field(min_length=1, description="The sources, by names of your choice.")
+    mixing: MixingConfig = Field(default=MixingConfig(), description="How sources are mixed by their weights.")
+    loading: LoadingConfig = Field(default=LoadingConfig(), description="Who reads and tokenises.")
+    packing: PackingConfig = Field(default=PackingConfig(), description="How packs are filled.")
+    streams: dict[str, StreamConfig] = Field(
+        default={}, description="Further streams, for evaluations, by names of your choice."
+    )
+    resume: ResumeConfig = Field(default=ResumeConfig(), description="How to go on from a checkpoint.")
+    steps_ahead: int = Field(
+        default=2, ge=2, le=64, description="Whole steps made before the slowest reader needs them."
+    )
+    memory_limit: ByteSize | None = Field(
+        default=None, gt=0, description="`check` and `serve` refuse a configuration that may come to hold more."
+    )
+    rejoin_after_s: float = Field(
+        default=60.0,
+        ge=2,
+        allow_inf_nan=False,
+        description="After so many seconds of silence of a reader, the others look for the server anew, where the "
+        "endpoint's name points by then.",
+    )
+    keys: bool = Field(default=False, description="Send (source, shard, key) of each segment, as `MicroBatch.keys`.")
 
     @field_validator("monitor")
     @classmethod
@@ -278,64 +328,3 @@ def load_config(path: Path) -> ServeConfig:
     Raises ``ConfigError`` that lists everything wrong with it.
     """
     return checked(ServeConfig, load_mapping(path, "configuration", "must be a mapping with at least 'sources'"), path)
-
-
-def load_mapping(path: Path, what: str, rule: str = "must be a mapping of fields") -> dict[str, Any]:
-    """The mapping that a YAML file holds, unchecked; ``what`` the file is. Raises ``ConfigError``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error}") from error
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # a date that no calendar has is a ValueError
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: {rule}")
-    return raw
-
-
-def checked(model: type[Checked], raw: Mapping[str, Any], origin: object) -> Checked:
-    """``raw`` as a ``model``. Raises ``ConfigError`` that says of ``origin`` everything that is wrong."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        lines = "\n".join(f"  {_explain(details, model)}" for details in error.errors())
-        raise ConfigError(f"{origin}:\n{lines}") from error
-
-
-def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
-    path = [str(part) for part in details["loc"] if not str(part).startswith("function-")]
-    where = ".".join(path)
-    if details["type"] == "extra_forbidden":
-        known = _known_fields(model, path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return f"{where}: unknown field; {hint}"
-    if details["type"] == "missing":
-        return f"{where}: is required"
-    reason = details.get("ctx", {}).get("error")
-    if isinstance(reason, ConfigError):
-        return ".".join([*path[:-1], str(reason)])  # it begins with the section that it was raised for
-    return f"{where}={details['input']!r}: {details['msg'][0].lower()}{details['msg'][1:]}"
-
-
-def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields of the section that ``path`` leads to."""
-    parts = iter(path)
-    for part in parts:
-        found = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}
-        inner = NAMED.get(part) or _section_in(found.get(part)) if part in found else None
-        model = inner or model
-        if part in NAMED:
-            next(parts, None)  # a name that the file chose
-    return [f.alias or name for name, f in model.model_fields.items()]
-
-
-def _section_in(annotation: object) -> type[BaseModel] | None:
-    """The section that a field holds, or may hold."""
-    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
-
-
-NAMED: dict[str, type[BaseModel]] = {"sources": SourceConfig, "streams": StreamConfig}  # by names of the file's choice

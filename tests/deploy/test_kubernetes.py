@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from packhorse_service.config import ServeConfig, checked
+from packhorse_service.config import ServeConfig
 from packhorse_service.listening import is_private
+from packhorse_service.validating import checked
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.tools import DEPLOY, missing, run
 

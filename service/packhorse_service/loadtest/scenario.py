@@ -22,9 +22,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
-from packhorse_service.config import LayoutSection, Section, checked, load_mapping
+from packhorse_service.config import LayoutSection, Section
 from packhorse_service.loadtest.thresholds import Threshold, parse_threshold
 from packhorse_service.tap import layout_of
+from packhorse_service.validating import checked, load_mapping
 
 __all__ = ["MOST_RANKS", "Scenario", "Share", "SyntheticConfig", "Transport", "load_scenario"]
 
