@@ -40,6 +40,11 @@ types: $(VENV)/installed
 
 check: lint types test long
 
+.PHONY: docs
+docs: $(VENV)/installed  ## what docs/ says of the code, written anew from it
+	$(BIN)/python -m packhorse.rules > docs/rules.md
+	$(BIN)/python -m packhorse_service.documenting docs/*.md
+
 clean:
 	rm -rf $(VENV) demo-out
 
