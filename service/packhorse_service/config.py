@@ -133,7 +133,10 @@ class LoadingConfig(Section):
     """Who reads and tokenises."""
 
     workers: int = Field(
-        default=2, ge=0, le=256, description="Loader processes of a stream; 0 loads in the server itself."
+        default=2,
+        ge=0,
+        le=256,
+        description="Loader processes of each stream; 0 loads in the server itself, the cheapest for ids.",
     )
     block_bytes: int = Field(default=BLOCK_BYTES, ge=1, description="How much of a shard is read at a time.")
 

@@ -1,0 +1,83 @@
+"""Another client could be written from the page: its messages and states are those of the code."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from packhorse.contract import BatchContract, ResolvedContract
+from packhorse.layout import Coordinates, ParallelLayout
+from packhorse.microbatch import Position
+from packhorse.payload import ArrayEntry
+from packhorse.rules import Violation
+from packhorse.schema import HEADER_LIMIT_BYTES
+from packhorse.session import TRANSITIONS as CLIENT
+from packhorse.session import State
+from packhorse.wire import TAGS, BatchBody, ErrorCode, SnapshotRef, WaitReason
+from packhorse_service.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
+from packhorse_service.attempt import Phase
+from packhorse_service.router import INBOUND_LIMIT_BYTES
+from packhorse_service.sessions import TRANSITIONS as SERVER
+from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES
+from tests.docs.pages import grid, rows, text_of
+
+PAGE = text_of("protocol.md")
+TAG_OF = {kind: tag for tag, kind in TAGS.items()}
+ON_THE_WIRE = {
+    **{int: "integer", float: "float", str: "text", bytes: "bytes", bool: "boolean"},
+    **{Position: "position", Coordinates: "coordinates", SnapshotRef: "[step, digest]", BatchBody: "body"},
+    **{ParallelLayout: "layout", BatchContract: "contract", ResolvedContract: "resolved contract"},
+    **{Violation: "violation", ArrayEntry: "array entry"},
+}
+STATES = [(State, CLIENT, "## The client's states"), (Phase, SERVER, "## The server's states, for one stream")]
+
+
+def on_the_wire(hint: Any) -> str:
+    if hint in ON_THE_WIRE:
+        return ON_THE_WIRE[hint]
+    if get_origin(hint) is tuple:
+        return f"array of {on_the_wire(get_args(hint)[0])}"
+    assert issubclass(hint, StrEnum)
+    return "text"
+
+
+@pytest.mark.parametrize(("name", "kind"), [*TAGS.items(), ("body", BatchBody)])
+def test_a_message_has_the_fields_of_the_page(name: str, kind: type) -> None:
+    described = [(field.strip("`"), wire_type) for field, wire_type, _ in rows(PAGE, f"### {name}")]
+    assert described == [(field, on_the_wire(hint)) for field, hint in get_type_hints(kind).items()]
+
+
+@pytest.mark.parametrize("kind", [Violation, ArrayEntry, WaitReason, ErrorCode])
+def test_names_in_messages_are_on_the_page(kind: Any) -> None:
+    names = list(kind) if issubclass(kind, StrEnum) else list(get_type_hints(kind))
+    assert not [name for name in names if f"`{name}`" not in PAGE and name != NoneType]
+
+
+@pytest.mark.parametrize(("states", "transitions", "heading"), STATES)
+def test_a_message_has_a_place_where_the_page_says(states: Any, transitions: Any, heading: str) -> None:
+    table = grid(PAGE, heading)
+    assert {cell for cell, text in table.items() if text} == {(TAG_OF[kind], state.name) for state, kind in transitions}
+    left_out = {state.name for state in states} - {state for _, state in table}
+    assert left_out <= {"IDLE"}, "a state in which nothing is said"
+
+
+def test_limits_are_those_of_the_code() -> None:
+    limits = {what: limit for what, limit, _ in rows(PAGE, "## Limits")}
+    of_server = Limits.for_readers(1)
+    assert limits["a header"] == f"{HEADER_LIMIT_BYTES >> 10} KiB"
+    assert limits["a snapshot"] == f"{SNAPSHOT_LIMIT_BYTES >> 10} KiB"
+    assert limits["a frame to the server"] == f"{INBOUND_LIMIT_BYTES >> 10} KiB"
+    assert limits["bytes that become no message"].startswith(f"{of_server.stuffing_bytes >> 10} KiB")
+    assert limits["connections"] == f"{CONNECTIONS_A_READER} for each reader and {CONNECTIONS_BESIDE}"
+    assert limits["silence before a valid HELLO"] == f"{of_server.silence_s:g} s"
+    assert limits["HELLO"] == f"{of_server.hellos.burst} at once, one every {1 / of_server.hellos.per_s:g} s"
+    words = of_server.words
+    told = f"{words.burst} at once, {words.per_s:g} a second, {of_server.words_for_each_sent:g} for each that was sent"
+    assert limits["messages"].startswith(told)
+    offences = of_server.offences
+    assert (
+        limits["messages that are answered with an error"] == f"{offences.burst} at once, {offences.per_s:g} a second"
+    )
