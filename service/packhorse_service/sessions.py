@@ -12,6 +12,7 @@ A running attempt is untouched until a new one has formed (``meeting``): whoever
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ from packhorse_service.supply import Supply
 from packhorse_service.tally import Tally
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
+
+log = logging.getLogger("packhorse.server")
 
 
 @dataclass(slots=True)
@@ -185,6 +188,10 @@ class StreamSession:
         silent, told = rejoining(self, now)
         self._rejoin_s = now if told else self._rejoin_s
         text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
+        if told:
+            log.warning(
+                "stream %r: %s; %d readers are to look for the server again", self.offer.stream, text, len(told)
+            )
         return [self._error(peer, ErrorCode.REJOIN, text) for peer in told]
 
     # HELLO -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def status_command(
     """Show how a running server does: whether it feeds, what it waits for, and for whom.
 
     Exit code 0 where every stream is served well, 4 where one is stalled or has failed, 1 where the server cannot be
-    asked. The monitor is on the port after the one of the readers, where the configuration says nothing else.
+    asked. The monitor is 4000 ports above that of the readers, where the configuration says nothing else.
     """
     if watching and json_:
         raise ConfigError("--watch with --json: choose one; a program asks as often as it likes")
