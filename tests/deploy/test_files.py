@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,10 @@ def test_yaml_is_tidy() -> None:
 @pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
 def test_shell_scripts_have_no_traps(path: Path) -> None:
     run(["shellcheck", "--external-sources", "--shell=bash", f"--source-path={path.parent}", path])
+
+
+def test_the_readme_names_every_folder_and_what_it_links_is_there() -> None:
+    linked = re.findall(r"\]\(([^)]+)\)", (DEPLOY / "README.md").read_text())
+    for name in linked:
+        assert (DEPLOY / name).exists(), name
+    assert {name.partition("/")[0] for name in linked} == {path.name for path in DEPLOY.iterdir() if path.is_dir()}
