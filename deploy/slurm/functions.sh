@@ -2,7 +2,7 @@
 #
 # They are set by whoever submits, or are as here:
 #   FEED               the server's configuration, on a file system that all nodes see
-#   RUN                a folder for this job on that file system: the endpoint, and the server's log
+#   RUN                a folder for this job on that file system, for the server's endpoint, monitor and log
 #   PACKHORSE_LISTEN   where the server listens, as tcp://ib0:*; left out: loopback, or the address of its node
 #   RENDEZVOUS         where torchrun's agents meet, HOST:PORT; left out: the first of their nodes
 #   ENDPOINT_WAIT_S    how long the ranks wait for the server to listen
@@ -37,7 +37,7 @@ choose_address() { # NODES
 start_server() { # SRUN-OPTION...
   rm -f "$RUN/endpoint" # of an earlier start of this job
   srun --nodes=1 --ntasks=1 --job-name=packhorse --output="$RUN/packhorse.log" --open-mode=append "$@" \
-    packhorse serve "$FEED" --listen "$PACKHORSE_LISTEN" --endpoint-file "$RUN/endpoint" &
+    packhorse serve "$FEED" --listen "$PACKHORSE_LISTEN" --endpoint-file "$RUN/endpoint" --monitor-file "$RUN/monitor" &
   server=$!
 }
 

@@ -59,5 +59,5 @@ def test_a_command_exists_with_its_options(command: str, arguments: str) -> None
 
 def test_commands_are_found_in_every_kind_of_file() -> None:
     commands = [arguments for command, arguments in (*written(), *listed()) if command == "serve"]
-    for part in ("%t/packhorse/server.key", "0.0.0.0:5556", "$RUN/endpoint", "feed.yaml"):
+    for part in ("%t/packhorse/server.key", "0.0.0.0:9555", "$RUN/endpoint", "feed.yaml"):
         assert [arguments for arguments in commands if part in arguments], part

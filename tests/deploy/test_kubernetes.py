@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from packhorse_service.commands import app
 from packhorse_service.config import ServeConfig
+from packhorse_service.keygen import make_client, make_server
+from packhorse_service.keys import ALL
 from packhorse_service.listening import is_private
 from packhorse_service.validating import checked
+from tests.deploy.corpus import write_corpus
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.tools import DEPLOY, missing, run
 
@@ -119,6 +124,19 @@ def test_the_monitor_is_scraped_where_the_service_has_it() -> None:
 def feed_of(resources: list[Resource]) -> ServeConfig:
     text = of_kind(resources, "ConfigMap")["data"]["feed.yaml"]
     return checked(ServeConfig, yaml.safe_load(text), "feed.yaml")
+
+
+def test_the_feed_holds_its_contract(resources: list[Resource], tmp_path: Path) -> None:
+    make_server(tmp_path / "keys")
+    make_client(tmp_path / "keys", "trainers", ALL)
+    text = of_kind(resources, "ConfigMap")["data"]["feed.yaml"]
+    for place, here in (("/data/", ""), ("/keys/", "keys/"), ("/clients/", "keys/")):
+        text = text.replace(place, here)
+    config = tmp_path / "feed.yaml"
+    config.write_text(text)
+    write_corpus(config)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check", str(config)])
+    assert done.exit_code == 0, done.output
 
 
 def test_a_server_on_the_network_has_keys_that_it_alone_can_read() -> None:
