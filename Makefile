@@ -11,7 +11,7 @@ demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the pack
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser --ignore tests/deploy
 
-LONG := tests/fuzz tests/faults tests/loadtest tests/hostile
+LONG := tests/fuzz tests/faults tests/loadtest tests/hostile tests/docs/test_getting_started.py
 
 long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests; a server attacked while ranks read from it
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
