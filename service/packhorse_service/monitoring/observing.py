@@ -16,8 +16,7 @@ from packhorse.microbatch import Position
 from packhorse_service.accounting import Progress, SourceCounts
 from packhorse_service.attempt import Reader
 from packhorse_service.checking import derived_values
-from packhorse_service.framing import FramedStep
-from packhorse_service.monitoring.picturing import fill_of, pictures
+from packhorse_service.monitoring.picturing import NOTHING_SHOWN, Shown, shown_of
 from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
 from packhorse_service.monitoring.status import (
     Event,
@@ -58,7 +57,7 @@ class _Past:
     stall_began_s: float = 0.0
     history: deque[tuple[float, Moment]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     busy: deque[float] = field(default_factory=lambda: deque(maxlen=BUSY_OVER))
-    step: FramedStep | None = None  # the last that was seen
+    shown: Shown = NOTHING_SHOWN  # of the last step that was seen
 
 
 @dataclass(slots=True)
@@ -129,8 +128,7 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         if finding.state is ReaderState.WAITING:
             past.waited_s[at] += passed_s
     if session.supply.steps:
-        past.step = session.supply.steps[max(session.supply.steps)]
-    fill = fill_of(past.step)
+        past.shown = shown_of(session.supply.steps[max(session.supply.steps)], past.shown)
     waiting = sum(finding.state in WAITING for finding in found.values())
     _remember(session, past, waiting, now, passed_s)
     tally = session.tally
@@ -147,7 +145,7 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         readers=tuple(_reader_statuses(session, found, past, now)),
         sources=tuple(_source_statuses(producer, progress)),
         loaders=_loader_status(producer, progress, past),
-        packs=pictures(past.step),
+        packs=past.shown.packs,
         held=len(session.supply.steps),
         steps_ahead=session.offer.steps_ahead,
         steps=tally.steps,
@@ -156,9 +154,9 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         tokens=tally.tokens,
         loss_tokens=tally.loss_tokens,
         slots=tally.slots,
-        fill=fill.physical,
-        useful_fill=fill.useful,
-        snapshot_bytes=len(past.step.snapshot) if past.step else 0,
+        fill=past.shown.fill,
+        useful_fill=past.shown.useful_fill,
+        snapshot_bytes=past.shown.snapshot_bytes,
         replayed=tally.replayed,
         reconnects=tally.reconnects,
         rejects=dict(tally.rejects),
