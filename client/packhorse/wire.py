@@ -74,8 +74,8 @@ def _require(holds: bool, rule: str) -> None:
         raise ProtocolError(rule)
 
 
-def _positions(*positions: Position) -> None:
-    if min(map(min, positions)) < 0:
+def _position(position: Position) -> None:
+    if min(position) < 0:
         raise ProtocolError("a position is never negative")
 
 
@@ -114,7 +114,8 @@ class Hello:
             ref.check()
         _require(len(self.stream) <= NAME_LIMIT, f"a stream's name has at most {NAME_LIMIT} characters")
         _require(0 <= self.window <= WINDOW_LIMIT, f"window must be in 0 … {WINDOW_LIMIT}")
-        _positions(self.start, self.position)
+        _position(self.start)
+        _position(self.position)
         _require(self.position >= self.start, "position is never before start")
 
     @property
@@ -139,7 +140,7 @@ class Welcome:
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
-        _positions(self.position)
+        _position(self.position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +192,10 @@ class BatchBody(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         counts = (self.num_tokens, self.num_loss_tokens, self.local_loss_tokens, self.step_tokens)
-        sizes = (self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts)
-        _require(min(sizes) >= 0, "BATCH: a position, width or count is never negative")
-        _require(len(self.row_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+        if min(self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts) < 0:
+            raise ProtocolError("BATCH: a position, width or count is never negative")
+        if len(self.row_digest) != DIGEST_BYTES:
+            raise ProtocolError("a digest has 16 bytes")
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -206,7 +208,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
-        _positions(self.floor)
+        _position(self.floor)
 
     @property
     def position(self) -> Position:
@@ -222,9 +224,10 @@ class Ack(Struct, frozen=True, kw_only=True):
     idle_s: float  # seconds since the loop last asked; 0 while it is asking
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.idle_s), "idle_s is finite")
+        if not math.isfinite(self.idle_s):
+            raise ProtocolError("idle_s is finite")
         _attempt(self.attempt)
-        _positions(self.position)
+        _position(self.position)
 
 
 class WaitReason(StrEnum):
@@ -258,7 +261,7 @@ class End:
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
-        _positions(self.position)
+        _position(self.position)
 
 
 class ErrorCode(StrEnum):
