@@ -335,18 +335,14 @@ def decode(frames: Frames) -> tuple[Message, Frames]:
 
 
 def _message(frame: bytes | bytearray | memoryview) -> Message:
-    if len(frame) <= HEADER_LIMIT_BYTES and (frequent := _frequent(bytes(frame))) is not None:
-        return frequent
+    if len(frame) <= HEADER_LIMIT_BYTES:
+        header = bytes(frame)
+        for opening, read in FREQUENT.items():
+            if header.startswith(opening) and (frequent := read(header)) is not None:
+                return frequent
     match unpack(memoryview(frame)):
         case [str(tag), fields] if tag in DECODERS:
             message: Message = DECODERS[tag](fields, tag)
             return message
         case _:
             raise ProtocolError("a header must be [tag, fields] with a known tag")
-
-
-def _frequent(header: bytes) -> Batch | Ack | None:
-    for opening, read in FREQUENT.items():
-        if header.startswith(opening):
-            return read(header)
-    return None
