@@ -1,7 +1,7 @@
 """What the Feed's thread and the loop share.
 
-Whoever calls a ``Handover`` holds the Feed's condition. An ``Upcoming`` micro-batch has a lock of its own: it is
-rebuilt outside of the condition, so that meanwhile the thread reads and the loop takes what is ready.
+Whoever calls a ``Handover`` holds the connection's lock. An ``Upcoming`` micro-batch has one of its own: it is rebuilt
+outside of the other, so that meanwhile the thread reads and the loop takes what is ready.
 """
 
 from __future__ import annotations
