@@ -23,6 +23,8 @@ __all__ = ["Handover", "Upcoming"]
 class Upcoming:
     """A micro-batch that has arrived, and is rebuilt once: by the thread, or by a loop that comes first."""
 
+    __slots__ = ("_lock", "_rebuild", "rebuilt")
+
     def __init__(self, rebuild: Callable[[], MicroBatch]) -> None:
         self.rebuilt: MicroBatch | None = None
         self._rebuild = rebuild
