@@ -1,4 +1,4 @@
-"""The client's only socket and who works it, and what its thread and the loop share under one condition.
+"""The client's only socket and who works it, and what its thread and the loop share under one lock.
 
 One of the two owns the socket at a time. A loop that asks, and asks again soon, reads and acknowledges itself, and the
 thread naps: to wake one thread for the other costs more than that takes. While the loop is away, training, the thread
@@ -48,9 +48,9 @@ class Connection:
         self.was_away = 0.0  # for so long, before it asked last
         self.leaving = False
         self._stopping = threading.Event()
-        self._owned = False  # the socket is worked, by the thread or the loop; changes under the condition
+        self._owned = False  # whether the thread or the loop works the socket just now
         self._called = self._asleep = False
-        self._torn = False
+        self._torn = False  # the loop was interrupted while it worked the socket
         self._keep_alive_at = 0.0
         self._leave_by = 0.0
         self._finish = finisher(arrays)
@@ -105,13 +105,13 @@ class Connection:
             raise
 
     def take(self) -> None:
-        """The next is handed out. Whoever calls holds the condition."""
+        """The next is handed out. Whoever calls holds the lock."""
         self.handover.take()
         if self.handover.acknowledgement_due:
             self.call()
 
     def call(self) -> None:
-        """There is something to say. Whoever calls holds the condition, and calls ``say`` without it."""
+        """There is something to say. Whoever calls holds the lock, and calls ``say`` once it is free."""
         self._called = True
         if self._asleep:  # else the thread looks by itself before it sleeps
             self._asleep = False
@@ -137,7 +137,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001  whatever it is, it waits its turn
             self._fail(error)
         except BaseException:
-            self._torn = True  # maybe between two frames of a message
+            self._torn = True  # maybe between two frames of a message: begin anew
             raise
 
     # The thread --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The client's only socket: a DEALER, the monitor that tells of its connections, and a bell.
 
-One thread owns it. Any other may ring the bell.
+One thread at a time owns it. Any other may ring the bell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the Feed's thread and the loop share.
 
-Whoever calls a ``Handover`` holds the Feed's condition. An ``Upcoming`` micro-batch has a lock of its own: it is
-rebuilt outside of the condition, so that meanwhile the thread reads and the loop takes what is ready.
+Whoever calls a ``Handover`` holds the connection's lock. An ``Upcoming`` micro-batch has one of its own: it is rebuilt
+outside of the other, so that meanwhile the thread reads and the loop takes what is ready.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["Handover", "Upcoming"]
 
 class Upcoming:
     """A micro-batch that has arrived, and is rebuilt once: by the thread, or by a loop that comes first."""
+
+    __slots__ = ("_lock", "_rebuild", "rebuilt")
 
     def __init__(self, rebuild: Callable[[], MicroBatch]) -> None:
         self.rebuilt: MicroBatch | None = None

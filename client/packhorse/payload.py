@@ -27,7 +27,7 @@ DTYPES = {name: np.dtype(name) for name in ("|u1", "<u2", "<u4", "<i4", "<i8")}
 AnyArray = npt.NDArray[np.generic]
 
 
-class ArrayEntry(Struct, frozen=True):
+class ArrayEntry(Struct, frozen=True, gc=False):
     """One array of a payload: its name, dtype from ``DTYPES``, length and byte offset."""
 
     name: str

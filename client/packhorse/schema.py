@@ -51,7 +51,7 @@ def exact_reader(tag: str, kind: type[Kind]) -> Callable[[bytes], Kind | None]:
         except (msgspec.MsgspecError, ProtocolError, RecursionError):
             return None
         # A key that is unknown or given twice, or another form of a number, is not packed again.
-        return header[1] if header[0] == tag and pack(header) == frame else None
+        return header[1] if header[0] == tag and ENCODER.encode(header) == frame else None
 
     return read
 

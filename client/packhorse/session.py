@@ -297,8 +297,7 @@ class ClientSession:
         self.expected = position.after(self._num_microbatches)
         if len(extra) == 2:
             self.snapshots[position.step + 1] = bytes(extra[1])
-        if len(self.snapshots) > 1:
-            self._release_snapshots(message.floor)
+        self._release_snapshots(message.floor)
         return [Deliver(message.body, extra[0])]
 
     def _release_snapshots(self, floor: Position) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
-__all__ = ["ACCEPTED_AHEAD", "LOOK_S", "Admission", "Allowance", "Budget", "Limits", "Verdict"]
+__all__ = ["ACCEPTED_AHEAD", "Admission", "Allowance", "Budget", "Limits", "Verdict"]
 
 # Accepted before they are closed again. Where the limit of open files is reached, ZeroMQ tries in vain to accept
 # the next connection, at full speed and for ever.
@@ -176,7 +176,7 @@ class Admission:
         return LOOK_S if self._strangers else READERS_LOOK_S
 
     def to_look_at(self, now: float) -> list[int]:
-        """Connections of which to see how much has arrived: asked every ``LOOK_S``."""
+        """Connections of which to see how much has arrived: asked every ``look_s``."""
         strangers = list(islice(self._strangers, LOOKED_AT))
         for stranger in strangers:  # they are looked at in turn
             self._strangers[stranger] = self._strangers.pop(stranger)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from packhorse.errors import ProtocolError
 from packhorse.wire import ErrorCode, Frames, Hello, Message, ServerError, decode, encode
-from packhorse_service.admission import LOOK_S, Admission, Limits, Verdict
+from packhorse_service.admission import Admission, Limits, Verdict
 from packhorse_service.connections import Change
 from packhorse_service.router import Arrival, Router
 
@@ -38,7 +38,6 @@ class Door:
         self._admission = Admission(limits)
         self._stream = stream
         self._gone: list[bytes] = []
-        self._looked_s = 0.0
 
     @property
     def look_s(self) -> float:
@@ -50,14 +49,21 @@ class Door:
         """That are open."""
         return len(self._admission)
 
-    def watch(self, now: float) -> None:
-        """Follow who connects and leaves; close those that say nothing, and those that send what becomes no message."""
-        self._follow(now)
-        if now - self._looked_s >= LOOK_S:
-            self._looked_s = now
-            self._look(now)
+    def gone(self) -> list[bytes]:
+        """Whose connections have ended since this was last asked. Something that they said may still be to be heard."""
+        gone, self._gone = self._gone, []
+        return gone
 
-    def _look(self, now: float) -> None:
+    def follow(self, now: float) -> None:
+        """Follow who connects and leaves."""
+        for change, connection in self._router.connections.changes():
+            if change is Change.CLOSED:
+                self._gone += filter(None, [self._admission.closed(connection)])
+            else:
+                self._abides(connection, self._admission.opened(connection, now))
+
+    def look(self, now: float) -> None:
+        """Close connections that say nothing, and those that send what becomes no message; every ``look_s``."""
         for connection in self._admission.silent(now):
             self._router.connections.shut(connection)
         for connection in self._admission.to_look_at(now):
@@ -68,23 +74,11 @@ class Door:
         if closed is not None:
             log.warning("%s", closed)
 
-    def _follow(self, now: float) -> None:
-        for change, connection in self._router.connections.changes():
-            if change is Change.CLOSED:
-                self._gone += filter(None, [self._admission.closed(connection)])
-            else:
-                self._abides(connection, self._admission.opened(connection, now))
-
-    def gone(self) -> list[bytes]:
-        """Whose connections have ended since this was last asked. Something that they said may still be to be heard."""
-        gone, self._gone = self._gone, []
-        return gone
-
     def heard(self, now: float) -> Iterator[Heard]:
         """Some of what has arrived and may be looked at."""
         for arrival in self._router.messages():
             if arrival.connection not in self._admission:
-                self._follow(now)  # that it has come was told before it could speak
+                self.follow(now)  # that it has come was told before it could speak
             size = sum(map(len, arrival.frames))
             if self._abides(arrival.connection, self._admission.hears(arrival.connection, arrival.peer, size, now)):
                 heard = self._decoded(arrival, now)

@@ -23,7 +23,7 @@ from packhorse_service.keys import Curve, Gate
 from packhorse_service.listening import require_private, require_private_folder
 from packhorse_service.socket_file import SocketFile
 
-__all__ = ["Arrival", "Router"]
+__all__ = ["Arrival", "Router", "Stirred"]
 
 INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
@@ -49,6 +49,14 @@ class Arrival(NamedTuple):
     connection: int
     key: bytes
     frames: Frames
+
+
+class Stirred(NamedTuple):
+    """What there is behind a ``wait``: whether the bell was rung, messages, connections that came or went."""
+
+    rung: bool
+    messages: bool
+    connections: bool
 
 
 class Router:
@@ -116,17 +124,18 @@ class Router:
                 "(tcp://127.0.0.1:* takes a free one)"
             ) from error
 
-    def wait(self, timeout_ms: int) -> bool:
-        """Until something happens; whether the bell was rung.
+    def wait(self, timeout_ms: int) -> Stirred:
+        """Until something happens.
 
         Raises ``TransportError`` where the thread that lets clients in is gone: they would wait and never hear why.
         """
         if self._gatekeeper is not None and not self._gatekeeper.is_alive():
             raise TransportError("the thread that checks the keys of clients has ended; start the server again")
-        rung = self._ear.fileno() in dict(self._poller.poll(timeout_ms))
+        stirred = dict(self._poller.poll(timeout_ms))
+        rung = self._ear.fileno() in stirred
         if rung:
             self._ear.recv(4096)
-        return rung
+        return Stirred(rung, self._socket in stirred, self.connections.monitor in stirred)
 
     def messages(self) -> Iterator[Arrival]:
         """Some of what has arrived, a message from each connection in turn."""

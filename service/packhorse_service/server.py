@@ -50,7 +50,6 @@ log = logging.getLogger("packhorse.server")
 
 END_GRACE_S = 60.0
 FAREWELL_S = 5.0
-TICK_S = 0.05  # how often the sessions are told the time, for their deadlines and keep-alives
 REFUSALS = (ServerError, Reject)
 PRODUCERS_S = 1.0  # they may be waiting for a read that never returns
 
@@ -182,17 +181,21 @@ class Server:
         return f"stream {stream.name!r}: " if self._further else ""
 
     def _loop(self) -> Ending:
-        ticked = 0.0
+        looked = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            rung = self._router.wait(int(1000 * self._door.look_s))
+            stirred = self._router.wait(int(1000 * self._door.look_s))
             now = time.monotonic()
-            if rung:
+            if stirred.rung:
                 self._take_results(now)
-            self._read(now)
-            if now - ticked >= TICK_S:
-                self._tick(now)
-                ticked = now
+            if stirred.connections:
+                self._door.follow(now)
+            if stirred.messages:
+                self._read(now)
+            if now - looked < self._door.look_s:
+                continue
+            looked = now
+            self._tick(now)
             self._leave_if_failed(now)
             if first.phase is Phase.ENDED and now - self._last_needed_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
@@ -204,6 +207,7 @@ class Server:
 
     def _tick(self, now: float) -> None:
         """What need not be done with every message."""
+        self._door.look(now)
         gone = self._door.gone()
         for stream in self._streams.values():
             for peer in gone:
@@ -233,7 +237,6 @@ class Server:
             raise StreamFailed(failure)
 
     def _read(self, now: float) -> None:
-        self._door.watch(now)
         for heard in self._door.heard(now):
             stream = self._streams.get(heard.message.stream)
             if stream is not None:

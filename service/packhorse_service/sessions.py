@@ -318,11 +318,12 @@ class StreamSession:
         reader = self._heard(peer, message, now)
         if reader is None:
             return self._unknown(peer)
-        if not reader.acked <= message.position <= reader.sent:
+        before = reader.acked
+        if not before <= message.position <= reader.sent:
             return [self._error(peer, ErrorCode.POSITION, f"{tuple(message.position)} was not sent; say HELLO")]
-        if self.roster.acknowledge(reader, message.position):
-            return self._deliver([reader], now) + self._go_on(now)
-        return self._deliver([reader], now)
+        floor_moved = self.roster.acknowledge(reader, message.position)
+        sends = self._deliver([reader], now)
+        return sends + self._go_on(now) if floor_moved and message.position.step != before.step else sends
 
     def _unknown(self, peer: bytes) -> list[Effect]:
         if any(greeting.peer == peer for greeting in self.meeting.greetings()):
@@ -353,7 +354,7 @@ class StreamSession:
         return delivery.to(readers, now)
 
     def _go_on(self, now: float) -> list[Effect]:
-        """The floor moved, or a step was made."""
+        """The floor is in another step, maybe, or a step was made."""
         return self._end_if_all_have_ended(now) + self._ask_for_step()
 
     def _end_if_all_have_ended(self, now: float) -> list[Effect]:

@@ -350,10 +350,11 @@ class Serving:
         self._carry_out(self.session.warm_up())
         deadline = time.monotonic() + WAIT_S
         while not self.session.done:
-            self.router.wait(200)
+            stirred = self.router.wait(200)
             now = time.monotonic()
             assert now < deadline, "the readers do not come to an end"
-            self.door.watch(now)
+            if stirred.connections:
+                self.door.follow(now)
             for heard in self.door.heard(now):
                 self._carry_out(self.session.receive(heard.peer, heard.message, heard.extra, now))
                 if isinstance(heard.message, Hello):

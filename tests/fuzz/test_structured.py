@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from packhorse.microbatch import ORIGIN
 from packhorse.payload import ArrayEntry, join_arrays, split_arrays
@@ -69,9 +70,7 @@ def _batch(situation: int, changed: dict[str, Any], slots: int | None, moved: tu
         entry = table[at % len(table)]
         entry = ArrayEntry(entry.name, entry.dtype, entry.length + by, entry.offset + by * 4)
         table = (*table[: at % len(table)], entry, *table[at % len(table) + 1 :])
-    fields = {name: getattr(body, name) for name in body.__dataclass_fields__}
-    wide = body.slots if slots is None else max(slots, 0)
-    made = type(body)(**{**fields, "arrays": table, "slots": wide})
+    made = structs.replace(body, arrays=table, slots=body.slots if slots is None else max(slots, 0))
     return framed(situation, encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=made)), bytes(buffer))
 
 

@@ -21,6 +21,7 @@ import pytest
 from packhorse import BatchContract, Coordinates, ParallelLayout, Position
 from packhorse.schema import pack
 from packhorse.wire import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
+from tests.client.messages import altered
 from tests.hostile.conftest import RANKS, Besieged
 from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame, message
 
@@ -237,7 +238,7 @@ def foreign_acknowledgements(endpoint: str, end: float) -> None:
     """Of no attempt, of another, of what was never sent; by one who said no HELLO, and by one who did."""
     greeted, other = Pest(endpoint), Pest(endpoint)
     for number in until(end, 0.0005):
-        ack = replace(ACK, attempt=os.urandom(8), position=Position(number << 20, 0))
+        ack = altered(ACK, attempt=os.urandom(8), position=Position(number << 20, 0))
         if number % 100 == 0:
             greeted.send(hello(number))
         greeted.send(ack)
@@ -285,10 +286,10 @@ def a_client_that_stops_reading(endpoint: str, end: float) -> None:
         opened[-1].send(replace(hello(rank), stream="validation", reader=at, window=1 << 16))
     for stranger in opened:
         attempt = stranger.hears(b"attempt_number").partition(b"\xa7attempt\xc4\x08")[2][:8]
-        stranger.send(replace(ACK, stream="validation", attempt=attempt, position=Position(0, 0)))
+        stranger.send(altered(ACK, stream="validation", attempt=attempt, position=Position(0, 0)))
     for _ in until(end, 0.001):
         for stranger in opened:
-            stranger.send(replace(ACK, stream="validation"))
+            stranger.send(altered(ACK, stream="validation"))
     close_all(opened)
 
 
