@@ -1,6 +1,6 @@
 """Samples in their one deterministic order, and the place to resume it from.
 
-The order moves with each sample drawn. A *mark* is a copy of it, made every so many draws; of the marks, those
+The order moves with each sample drawn. A *mark* is a place in it, noted every so many draws; of the marks, those
 are kept that lie behind the last one before the oldest piece that is not packed yet. A snapshot is that first
 mark, how many samples were drawn since and at which lengths they were cut, and one bit for each piece of them:
 packed or pending. Resuming draws again from the mark and skips the packed. Where marks are made depends on the
@@ -23,7 +23,7 @@ from packhorse_service.blocks import Fault, Shard, TokenBlock
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.pieces import ONE, Piece, Run, Wanted
+from packhorse_service.pieces import ONE, Piece, Run, Stand, Wanted
 from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
@@ -51,9 +51,9 @@ class DrawnSample(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A copy of the order, and what lies before it."""
+    """A place in the order, and what lies before it. Most are looked at by nobody: only then the order is made."""
 
-    order: Order
+    at: Stand
     draws: int = 0
     pieces: int = 0
     checksum: int = 0  # sum of those of the blocks of all these draws
@@ -103,7 +103,7 @@ class SampleStream:
     def _begin(self, order: Order) -> None:
         self._counts = [SourceCounts() for _ in self._settings]
         self._order = order
-        self._marks = deque([_Mark(order.clone())])
+        self._marks = deque([_Mark(Stand(order.clone()))])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
         self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
         self._draws = 0  # in all
@@ -207,8 +207,8 @@ class SampleStream:
         return self._open[source].next_ids()
 
     def _mark(self) -> None:
-        order = self._order.clone() if self._run is None else self._run.order()
-        self._marks.append(_Mark(order, self._draws, self._pieces, self._checksum))
+        stand = Stand(self._order.clone()) if self._run is None else self._run.stand
+        self._marks.append(_Mark(stand, self._draws, self._pieces, self._checksum))
         self._since_mark = 0
         self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
 
@@ -291,7 +291,7 @@ class SampleStream:
         mark = self._marks[0]
         eras = self._eras.between(mark.draws, self._draws)
         packed = np.frombuffer(bytes(self._packed), np.uint8)
-        return StreamPlace(mark.order, eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
+        return StreamPlace(mark.at.order(), eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
 
     def resume(self, place: StreamPlace) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
@@ -378,7 +378,7 @@ class SampleStream:
             counts.lost_samples += 1
             return
         counts.faults += 1
-        for order in (self._order, *(mark.order for mark in self._marks)):
+        for order in (self._order, *(mark.at.start for mark in self._marks)):
             order.sources[piece.source].faults += 1
         if self._order.sources[piece.source].faults > setting.skip_budget:
             shard = setting.shards[piece.shard]
