@@ -16,7 +16,7 @@ from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets"]
+__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets", "over_length_fault"]
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
 
@@ -172,3 +172,13 @@ def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:
             # Only a compressed shard can be longer than its file.
             if at.offset > shard.size * COMPRESSION_LIMIT:
                 raise ProtocolError(f"snapshot: shard {shard.name!r} has no block at byte {at.offset}")
+
+
+def over_length_fault(sample: int, shard: Shard, block: TokenBlock, slots: int, limit: int) -> Fault:
+    """Of a sample that is too long, where the policy is not to have any."""
+    return Fault(
+        sample,
+        f"shard {shard.name!r}, sample {block.keys[sample]!r}",
+        f"{slots} slots are more than seq_length={limit}; set over_length to split, truncate_right, truncate_left or "
+        "drop, or raise seq_length",
+    )

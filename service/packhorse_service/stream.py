@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.accounting import SourceCounts
-from packhorse_service.blocks import Fault, Shard, TokenBlock
+from packhorse_service.blocks import Fault
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
 from packhorse_service.pieces import ONE, Piece, Run, Stand, Wanted
-from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
+from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets, over_length_fault
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
@@ -133,7 +133,7 @@ class SampleStream:
         be used.
         """
         run = self._run or self._begin_run()
-        return self._draw(self._lengths) if run is None else self._draw_run(run, wanted)
+        return self._draw_each(wanted) if run is None else self._draw_run(run, wanted)
 
     def _begin_run(self) -> Run | None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
@@ -166,6 +166,20 @@ class SampleStream:
         self._since_mark += drawn
         if self._since_mark >= self._mark_every:
             self._mark()
+        return pieces
+
+    def _draw_each(self, wanted: Wanted) -> list[Piece] | None:
+        """Draw samples one by one: several where their sources alternate, as nothing can be looked ahead at then."""
+        drawn = self._draw(self._lengths)
+        if not drawn or self._order.alone is not None:
+            return drawn
+        pieces, units = drawn, 0
+        while drawn and not self.crowded:
+            units += sum([-(-piece.slots // wanted.multiple) for piece in drawn])
+            if len(pieces) >= wanted.pieces or units >= wanted.units:
+                break
+            drawn = self._draw(self._lengths)
+            pieces += drawn or ()
         return pieces
 
     def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
@@ -220,7 +234,7 @@ class SampleStream:
         setting, whole = self._settings[source], (begin, end)
         fault = reading.faults.get(sample)
         if slots > lengths[0] and setting.over_length is OverLength.ERROR:
-            fault = _over_length(sample, reading.request.shard, reading.block, slots, lengths[0])
+            fault = over_length_fault(sample, reading.request.shard, reading.block, slots, lengths[0])
         if fault is not None:
             self._skip(source, fault, end - begin, slots)
             return []
@@ -382,14 +396,5 @@ class SampleStream:
             order.sources[piece.source].faults += 1
         if self._order.sources[piece.source].faults > setting.skip_budget:
             shard = setting.shards[piece.shard]
-            fault = _over_length(piece.sample, shard, piece.block, piece.slots, self._seq_length)
+            fault = over_length_fault(piece.sample, shard, piece.block, piece.slots, self._seq_length)
             raise ContractError(f"snapshot: a sample that waits is over length now: {fault}")
-
-
-def _over_length(sample: int, shard: Shard, block: TokenBlock, slots: int, limit: int) -> Fault:
-    return Fault(
-        sample,
-        f"shard {shard.name!r}, sample {block.keys[sample]!r}",
-        f"{slots} slots are more than seq_length={limit}; set over_length to split, truncate_right, truncate_left or "
-        "drop, or raise seq_length",
-    )
