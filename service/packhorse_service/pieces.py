@@ -14,7 +14,7 @@ from packhorse_service.cutting import NEVER
 from packhorse_service.mixing import Order
 from packhorse_service.reading import Ahead
 
-__all__ = ["ONE", "Piece", "Run", "Taken", "Wanted"]
+__all__ = ["ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
 
 
 class Piece(NamedTuple):
@@ -53,6 +53,23 @@ class Taken(NamedTuple):
     checksum: int
 
 
+class Stand(NamedTuple):
+    """A place in the order: so many samples of a source that is alone, and their ids, behind another place."""
+
+    start: Order
+    source: int = 0
+    draws: int = 0
+    ids: int = 0
+
+    def order(self) -> Order:
+        """The order there; only to look at."""
+        if not self.draws:
+            return self.start
+        order = self.start.clone()
+        order.advance_by(self.source, self.draws, self.ids)
+        return order
+
+
 class Run:
     """Samples drawn one after the other, each a whole piece, with nothing to do for them but to count them.
 
@@ -84,11 +101,10 @@ class Run:
         total: int = self._ids[-1]
         return total
 
-    def order(self) -> Order:
-        """Where it stands behind those taken."""
-        order = self._start.clone()
-        order.advance_by(self._source, self._taken, self._ids[self._taken])
-        return order
+    @property
+    def stand(self) -> Stand:
+        """Behind those taken."""
+        return Stand(self._start, self._source, self._taken, self._ids[self._taken])
 
     def take(self, wanted: Wanted, limit: int) -> Taken:
         """The next ones, as many as wanted if there are, and at most so many."""

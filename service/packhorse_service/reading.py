@@ -16,7 +16,16 @@ from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.shuffling import permutation, seed_of
 
-__all__ = ["Ahead", "OpenBlocks", "Reading", "SourceSetting", "Span", "check_offsets", "slow_shards"]
+__all__ = [
+    "Ahead",
+    "OpenBlocks",
+    "Reading",
+    "SourceSetting",
+    "Span",
+    "check_offsets",
+    "over_length_fault",
+    "slow_shards",
+]
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
 
@@ -183,3 +192,13 @@ def slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
                 f"source {setting.plan.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
                 "each block reads them from their start again; decompress them, or compress their members instead"
             )
+
+
+def over_length_fault(sample: int, shard: Shard, block: TokenBlock, slots: int, limit: int) -> Fault:
+    """Of a sample that is too long, where the policy is not to have any."""
+    return Fault(
+        sample,
+        f"shard {shard.name!r}, sample {block.keys[sample]!r}",
+        f"{slots} slots are more than seq_length={limit}; set over_length to split, truncate_right, truncate_left or "
+        "drop, or raise seq_length",
+    )

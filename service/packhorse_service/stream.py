@@ -1,6 +1,6 @@
 """Samples in their one deterministic order, and the place to resume it from.
 
-The order moves with each sample drawn. A *mark* is a copy of it, made every so many draws; of the marks, those
+The order moves with each sample drawn. A *mark* is a place in it, noted every so many draws; of the marks, those
 are kept that lie behind the last one before the oldest piece that is not packed yet. A snapshot is that first
 mark, how many samples were drawn since and at which lengths they were cut, and one bit for each piece of them:
 packed or pending. Resuming draws again from the mark and skips the packed. Where marks are made depends on the
@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.accounting import SourceCounts
-from packhorse_service.blocks import Fault, Shard, TokenBlock
+from packhorse_service.blocks import Fault
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.pieces import ONE, Piece, Run, Wanted
-from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets
+from packhorse_service.pieces import ONE, Piece, Run, Stand, Wanted
+from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets, over_length_fault
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
 
@@ -51,9 +51,9 @@ class DrawnSample(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A copy of the order, and what lies before it."""
+    """A place in the order, and what lies before it. Most are looked at by nobody: only then the order is made."""
 
-    order: Order
+    at: Stand
     draws: int = 0
     pieces: int = 0
     checksum: int = 0  # sum of those of the blocks of all these draws
@@ -103,7 +103,7 @@ class SampleStream:
     def _begin(self, order: Order) -> None:
         self._counts = [SourceCounts() for _ in self._settings]
         self._order = order
-        self._marks = deque([_Mark(order.clone())])
+        self._marks = deque([_Mark(Stand(order.clone()))])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
         self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
         self._draws = 0  # in all
@@ -138,7 +138,7 @@ class SampleStream:
         be used.
         """
         run = self._run or self._begin_run()
-        return self._draw(self._lengths) if run is None else self._draw_run(run, wanted)
+        return self._draw_each(wanted) if run is None else self._draw_run(run, wanted)
 
     def _begin_run(self) -> Run | None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
@@ -171,6 +171,20 @@ class SampleStream:
         self._since_mark += drawn
         if self._since_mark >= self._mark_every:
             self._mark()
+        return pieces
+
+    def _draw_each(self, wanted: Wanted) -> list[Piece] | None:
+        """Draw samples one by one: several where their sources alternate, as nothing can be looked ahead at then."""
+        drawn = self._draw(self._lengths)
+        if not drawn or self._order.alone is not None:
+            return drawn
+        pieces, units = drawn, 0
+        while drawn and not self.crowded:
+            units += sum([-(-piece.slots // wanted.multiple) for piece in drawn])
+            if len(pieces) >= wanted.pieces or units >= wanted.units:
+                break
+            drawn = self._draw(self._lengths)
+            pieces += drawn or ()
         return pieces
 
     def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
@@ -212,8 +226,8 @@ class SampleStream:
         return self._open[source].next_ids()
 
     def _mark(self) -> None:
-        order = self._order.clone() if self._run is None else self._run.order()
-        self._marks.append(_Mark(order, self._draws, self._pieces, self._checksum))
+        stand = Stand(self._order.clone()) if self._run is None else self._run.stand
+        self._marks.append(_Mark(stand, self._draws, self._pieces, self._checksum))
         self._since_mark = 0
         self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
 
@@ -225,7 +239,7 @@ class SampleStream:
         setting, whole = self._settings[source], (begin, end)
         fault = reading.faults.get(sample)
         if slots > lengths[0] and setting.over_length is OverLength.ERROR:
-            fault = _over_length(sample, reading.request.shard, reading.block, slots, lengths[0])
+            fault = over_length_fault(sample, reading.request.shard, reading.block, slots, lengths[0])
         if fault is not None:
             self._skip(source, fault, end - begin, slots)
             return []
@@ -296,7 +310,7 @@ class SampleStream:
         mark = self._marks[0]
         eras = self._eras.between(mark.draws, self._draws)
         packed = np.frombuffer(bytes(self._packed), np.uint8)
-        return StreamPlace(mark.order, eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
+        return StreamPlace(mark.at.order(), eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
 
     def resume(self, place: StreamPlace) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
@@ -383,18 +397,9 @@ class SampleStream:
             counts.lost_samples += 1
             return
         counts.faults += 1
-        for order in (self._order, *(mark.order for mark in self._marks)):
+        for order in (self._order, *(mark.at.start for mark in self._marks)):
             order.sources[piece.source].faults += 1
         if self._order.sources[piece.source].faults > setting.skip_budget:
             shard = setting.shards[piece.shard]
-            fault = _over_length(piece.sample, shard, piece.block, piece.slots, self._seq_length)
+            fault = over_length_fault(piece.sample, shard, piece.block, piece.slots, self._seq_length)
             raise ContractError(f"snapshot: a sample that waits is over length now: {fault}")
-
-
-def _over_length(sample: int, shard: Shard, block: TokenBlock, slots: int, limit: int) -> Fault:
-    return Fault(
-        sample,
-        f"shard {shard.name!r}, sample {block.keys[sample]!r}",
-        f"{slots} slots are more than seq_length={limit}; set over_length to split, truncate_right, truncate_left or "
-        "drop, or raise seq_length",
-    )
