@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.deploy.corpus import trained_targets, write_corpus
-from tests.deploy.slurm import Cluster, Job, free_port, running_cluster
-from tests.deploy.tools import DEPLOY
+from tests.deploy.slurm import Cluster, Job, running_cluster
+from tests.deploy.tools import DEPLOY, free_port
 from tests.harness import write_config
 
 TRAINER = str(DEPLOY / "trainers" / "train_torch.py")
