@@ -164,7 +164,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 def _wait(holds: Callable[[], bool], what: str) -> None:
     """Ask no more than a few times a second: each time it is a process, beside jobs that need the cores."""
     pause = threading.Event()
-    wait_until(lambda: holds() or pause.wait(0.3), what)
+    wait_until(lambda: holds() or pause.wait(0.3), what, deadline_s=120)
 
 
 def _answer(cluster: Cluster, command: list[str]) -> str:
