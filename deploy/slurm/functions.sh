@@ -23,7 +23,7 @@ choose_address() { # NODES
   mkdir -p "$RUN"
   local host=127.0.0.1 keys
   if (( $1 > 1 )); then
-    host=$(getent ahostsv4 "$(hostname)" | awk '{print $1; exit}')
+    host=$(hostname -I | awk '{print $1}') # the first that is not loopback; PACKHORSE_LISTEN names a better one
   fi
   PACKHORSE_LISTEN=${PACKHORSE_LISTEN:-tcp://$host:*}
   if grep -q '^curve:' "$FEED"; then

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.deploy.tools import DEPLOY, ROOT, missing, require, run
+from tests.deploy.tools import DEPLOY, ROOT, free_port, missing, require, run
 from tests.harness import wait_until
 
-__all__ = ["Cluster", "Job", "free_port", "running_cluster"]
+__all__ = ["Cluster", "Job", "running_cluster"]
 
 CONFIGURATION = """\
 ClusterName=test
@@ -164,15 +164,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 def _wait(holds: Callable[[], bool], what: str) -> None:
     """Ask no more than a few times a second: each time it is a process, beside jobs that need the cores."""
     pause = threading.Event()
-    wait_until(lambda: holds() or pause.wait(0.3), what)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listened on a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    wait_until(lambda: holds() or pause.wait(0.3), what, deadline_s=120)
 
 
 def _answer(cluster: Cluster, command: list[str]) -> str:

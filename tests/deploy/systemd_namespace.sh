@@ -11,6 +11,10 @@ folder=$1
 
 if [[ ${INSIDE:-} != yes ]]; then
   mount --make-rprivate / # a mount namespace came before
+  if [[ ! -e /etc/packhorse ]]; then # something must be there to mount on, until the end
+    mkdir /etc/packhorse
+    trap 'rmdir /etc/packhorse' EXIT
+  fi
   mkdir "$folder/cgroup"
   mount -t cgroup2 cgroup2 "$folder/cgroup"
   group=$folder/cgroup/packhorse-test-$$
@@ -20,7 +24,7 @@ if [[ ${INSIDE:-} != yes ]]; then
     INSIDE=yes exec unshare --pid --fork --kill-child --mount --uts --ipc --net --cgroup bash "$0" "$@"
   ) || true
   find "$group" -depth -type d -exec rmdir {} + # empty by now
-  exit
+  exit 0
 fi
 
 read -r pid _ </proc/self/stat # /proc is still the host's
@@ -29,7 +33,7 @@ mount -t tmpfs tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tmpfs tmpfs /opt
 mount -t tmpfs tmpfs /srv
-mkdir -p /etc/packhorse /srv/data /run/units /opt/packhorse/{bin,python,site,client,service}
+mkdir -p /srv/data /run/units /opt/packhorse/{bin,python,site,client,service}
 mount --bind "$folder/etc" /etc/packhorse
 mount --bind "$folder/data" /srv/data
 mount --bind "$folder/units" /run/units

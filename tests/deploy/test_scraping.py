@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 import yaml
 
 from packhorse import ParallelLayout
-from tests.deploy.test_prometheus import PROMETHEUS, dashboard_queries
-from tests.deploy.tools import require
+from tests.deploy.test_prometheus import DASHBOARD, PROMETHEUS, dashboard_queries
+from tests.deploy.tools import free_port, require
 from tests.faults.processes import launching
 from tests.harness import wait_until, write_config
 from tests.service.corpus import random_lengths, write_source
@@ -25,12 +24,6 @@ LAYOUT = ParallelLayout(data=2)
 EVERY_S = 1
 DELIVERED = "rate(packhorse_delivered_steps_total[10s]) > 0"
 ONLY_WHERE_SOMEBODY_WAS_REFUSED = "packhorse_rejects_total"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Prometheus:
@@ -106,6 +99,14 @@ def test_the_dashboards_queries_have_answers(prometheus: Prometheus, query: str)
     assert found or ONLY_WHERE_SOMEBODY_WAS_REFUSED in query, asked
 
 
+def test_the_variables_of_the_dashboard_have_values(prometheus: Prometheus) -> None:
+    for variable in json.loads(DASHBOARD.read_text())["templating"]["list"]:
+        if variable["type"] == "query":
+            selector, label = variable["definition"].removeprefix("label_values(").rstrip(")").rsplit(", ", 1)
+            found = prometheus.answers(selector.replace("$instance", ".*"))
+            assert {sample["metric"][label] for sample in found}, variable["name"]
+
+
 def test_figures_are_those_of_the_run(prometheus: Prometheus) -> None:
     (connected,) = prometheus.answers("packhorse_readers_connected")
     assert connected["metric"]["stream"] == "train"
@@ -116,10 +117,12 @@ def test_figures_are_those_of_the_run(prometheus: Prometheus) -> None:
     assert float(speed["value"][1]) > 0
 
 
-def test_the_alerts_are_loaded_and_none_fails(prometheus: Prometheus) -> None:
+def test_the_alerts_are_loaded_and_none_fails_or_fires(prometheus: Prometheus) -> None:
     def evaluated() -> bool:
         rules = prometheus.rules()
         return bool(rules) and all(rule["health"] == "ok" for rule in rules)
 
     wait_until(evaluated, "a turn of each rule")
     assert {rule["type"] for rule in prometheus.rules()} == {"alerting"}
+    firing = [rule["name"] for rule in prometheus.rules() if rule["state"] == "firing"]
+    assert firing == [], "the run is well"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["DEPLOY", "ROOT", "missing", "require", "run"]
+__all__ = ["DEPLOY", "ROOT", "free_port", "missing", "require", "run"]
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -49,3 +50,11 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = N
     )
     assert done.returncode == 0, f"{name} {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}"
     return done.stdout
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listened on a moment ago."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
