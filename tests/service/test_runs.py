@@ -152,6 +152,14 @@ def test_no_more_is_drawn_than_was_wanted() -> None:
     assert drawn == [1, 3, 2, 1, 3]  # the first of a block is drawn alone
 
 
+def test_sources_that_alternate_give_all_that_is_wanted_and_no_more() -> None:
+    source = Source([[[5] * 40]], 1, 1, OverLength.ERROR, faulty=False)
+    stream = stream_of([source, source], Mixing())
+    drawn = [stream.draw(wanted) or [] for wanted in FIRST_AND_THEN]
+    assert list(map(len, drawn)) == [9, 3, 2, 1, 3]
+    assert {piece.source for piece in drawn[0]} == {0, 1}
+
+
 FIRST_AND_THEN = [Wanted(pieces=9), Wanted(pieces=3), Wanted(units=8), Wanted(units=1), Wanted(units=9)]
 
 
