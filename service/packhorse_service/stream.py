@@ -102,7 +102,7 @@ class SampleStream:
 
     def _begin(self, order: Order) -> None:
         self._counts = [SourceCounts() for _ in self._settings]
-        self._order = order
+        self.order = order
         self._marks = deque([_Mark(Stand(order.clone()))])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
         self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
@@ -124,11 +124,6 @@ class SampleStream:
         """What became of all that each source gave, by its name."""
         return {setting.plan.name: counts for setting, counts in zip(self._settings, self._counts, strict=True)}
 
-    @property
-    def order(self) -> Order:
-        """Where it stands, with what was drawn ahead; not to be changed."""
-        return self._order
-
     # Drawing -----------------------------------------------------------------------------------------
 
     def draw(self, wanted: Wanted = ONE) -> list[Piece] | None:
@@ -145,15 +140,15 @@ class SampleStream:
 
         The order stands behind the run from here on; what was drawn is counted as it is.
         """
-        source = self._order.alone
+        source = self.order.alone
         if source is None or self.watch is not None:
             return None
         blocks = self._open[source]
         draws = min(blocks.plain(self._seq_length), RUN_LIMIT)
         if not draws:
             return None
-        self._run = Run(blocks.ahead(draws), self._pieces, source, self._order.clone())
-        self._order.advance_by(source, draws, self._run.ids)
+        self._run = Run(blocks.ahead(draws), self._pieces, source, self.order.clone())
+        self.order.advance_by(source, draws, self._run.ids)
         return self._run
 
     def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
@@ -176,7 +171,7 @@ class SampleStream:
     def _draw_each(self, wanted: Wanted) -> list[Piece] | None:
         """Draw samples one by one: several where their sources alternate, as nothing can be looked ahead at then."""
         drawn = self._draw(self._lengths)
-        if not drawn or self._order.alone is not None:
+        if not drawn or self.order.alone is not None:
             return drawn
         pieces, units = drawn, 0
         while drawn and not self.crowded:
@@ -189,7 +184,7 @@ class SampleStream:
 
     def _draw(self, lengths: Sequence[int]) -> list[Piece] | None:
         """Draw a sample that is cut at each of ``lengths`` in turn."""
-        number = self._order.choose(self._next_ids)
+        number = self.order.choose(self._next_ids)
         if number is None:
             return None
         blocks = self._open[number]
@@ -214,7 +209,7 @@ class SampleStream:
             self._packed.extend(bytes(len(pieces)))
         self._draws += 1
         self._checksum += facts.checksum
-        self._order.advance(number, end - begin, facts)
+        self.order.advance(number, end - begin, facts)
         if index + 1 == facts.samples:
             blocks.leave(shard, reading)
         self._since_mark += 1
@@ -226,7 +221,7 @@ class SampleStream:
         return self._open[source].next_ids()
 
     def _mark(self) -> None:
-        stand = Stand(self._order.clone()) if self._run is None else self._run.stand
+        stand = Stand(self.order.clone()) if self._run is None else self._run.stand
         self._marks.append(_Mark(stand, self._draws, self._pieces, self._checksum))
         self._since_mark = 0
         self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
@@ -397,9 +392,9 @@ class SampleStream:
             counts.lost_samples += 1
             return
         counts.faults += 1
-        for order in (self._order, *(mark.at.start for mark in self._marks)):
+        for order in (self.order, *(mark.at.start for mark in self._marks)):
             order.sources[piece.source].faults += 1
-        if self._order.sources[piece.source].faults > setting.skip_budget:
+        if self.order.sources[piece.source].faults > setting.skip_budget:
             shard = setting.shards[piece.shard]
             fault = over_length_fault(piece.sample, shard, piece.block, piece.slots, self._seq_length)
             raise ContractError(f"snapshot: a sample that waits is over length now: {fault}")
