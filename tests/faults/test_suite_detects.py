@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "acknowledgement off by one": Fault(
         "service/packhorse_service/sessions.py",
-        "if self.roster.acknowledge(reader, message.position):",
-        "if self.roster.acknowledge(reader, message.position.after(self._num_microbatches)):",
+        "floor_moved = self.roster.acknowledge(reader, message.position)",
+        "floor_moved = self.roster.acknowledge(reader, message.position.after(self._num_microbatches))",
         r"stands at \(",
     ),
     "attempt not checked": Fault(
