@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -82,10 +82,11 @@ class _Asking(threading.Thread):
         self.answers = 0
 
     def run(self) -> None:
-        while not self._over.wait(ASKED_EVERY_S):
-            for path in PATHS:
-                with urllib.request.urlopen(self._url.read_text().strip() + path, timeout=10) as answer:
-                    self.answers += bool(answer.read())
+        with suppress(OSError):  # the server has ended
+            while not self._over.wait(ASKED_EVERY_S):
+                for path in PATHS:
+                    with urllib.request.urlopen(self._url.read_text().strip() + path, timeout=10) as answer:
+                        self.answers += bool(answer.read())
 
     def __enter__(self) -> _Asking:
         self.start()
