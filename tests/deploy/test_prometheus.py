@@ -28,13 +28,14 @@ GROWTH = re.compile(r"(?:rate|increase)\(\w+(?:\{[^}]*\})?\[[^]]+\]\)|(\w+) unle
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Metric -> its type, of everything that a running server tells."""
+    """Metric -> its type, of everything that a running server tells, which promtool has nothing against."""
     folder = tmp_path_factory.mktemp("told")
     config = write_config(folder, contract=SIZES, sources={"instructions": {"shards": "*.tar", "over_length": "split"}})
     write_corpus(config)
     url = folder / "monitor"
     with running_server(config, "--monitor-file", str(url)), urlopen(f"{url.read_text().strip()}/metrics") as answer:
         text: str = answer.read().decode()
+    run(["promtool", "check", "metrics"], stdin=text)
     return dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
 
 

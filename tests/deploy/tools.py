@@ -36,7 +36,12 @@ def require(tool: str) -> str:
     return str(found)
 
 
-def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
+def run(
+    command: Sequence[str | Path],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+    stdin: str | None = None,
+) -> str:
     """What a tool prints, error output included. It must be content: exit code 0."""
     name, *arguments = map(str, command)
     done = subprocess.run(
@@ -45,6 +50,7 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = N
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **(environment or {})},
+        input=stdin,
         timeout=timeout_s,
         check=False,
     )
