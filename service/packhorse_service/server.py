@@ -22,7 +22,7 @@ from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 
-from packhorse.errors import ContractError
+from packhorse.errors import ConfigError, ContractError
 from packhorse.rules import Violation
 from packhorse.wire import Bye, Hello, Message, Reject, ServerError, encode
 from packhorse_service.accounting import describe_counts
@@ -122,9 +122,13 @@ class Server:
         self._supervisor = Supervisor()
         self._recent = Recent(time.monotonic)
         watched = [(stream.session, stream.producer) for stream in self._streams.values()]
-        observer = Observer(self.endpoint, watched, time.monotonic(), self._recent.events)
-        self._watch = Watch(observer, self._supervisor, time.monotonic)
-        self._monitor = None if monitor is None else Monitor(monitor, self._watch.latest)
+        observer = Observer(self.endpoint, watched, time.monotonic())
+        self._watch = Watch(observer, self._recent, self._supervisor, time.monotonic)
+        try:
+            self._monitor = None if monitor is None else Monitor(monitor, self._watch.latest)
+        except ConfigError:
+            self._router.close()
+            raise
 
     @property
     def monitor_url(self) -> str | None:

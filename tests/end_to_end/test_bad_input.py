@@ -57,6 +57,7 @@ def test_a_shard_that_cannot_be_used_is_named(text_folder: Path, make: Callable[
 
 
 CONFIGS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("a monitor without a host", {"monitor": "9555"}, ["monitor='9555'", "HOST:PORT"]),
     ("weight 0", {"sources": {"a": {"shards": "a.tar", "weight": 0}}}, ["sources.a.weight", "0", "greater than 0"]),
     ("weight negative", {"sources": {"a": {"shards": "a.tar", "weight": -2}}}, ["sources.a.weight", "-2"]),
     ("unknown field", {"sources": {"a": {"shards": "a.tar", "wieght": 1}}}, ["sources.a.wieght", "'weight'"]),
@@ -85,15 +86,16 @@ def test_a_setting_that_cannot_be_used_is_named(tmp_path: Path, settings: dict[s
         assert words in printed, printed
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("setting", "form"), [("listen", "tcp://127.0.0.1:{}"), ("monitor", "127.0.0.1:{}")])
+def test_a_port_in_use_is_named(tmp_path: Path, setting: str, form: str) -> None:
     write_tar(tmp_path / "a.tar", [GOOD])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        listen = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        config = write_config(tmp_path, listen=listen, contract=CONTRACT, sources={"a": {"shards": "a.tar"}})
+        address = form.format(taken.getsockname()[1])
+        config = write_config(tmp_path, contract=CONTRACT, sources={"a": {"shards": "a.tar"}}, **{setting: address})
         printed = failing_server(config)
-    assert listen in printed
+    assert f"{setting}={address!r}" in printed
     assert "in use" in printed
 
 

@@ -6,7 +6,7 @@ It reads and changes nothing, and remembers of the second before only what rates
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from packhorse_service.checking import derived_values
 from packhorse_service.monitoring.picturing import NOTHING_SHOWN, Shown, shown_of
 from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
 from packhorse_service.monitoring.status import (
-    Event,
     LoaderStatus,
     Moment,
     ReaderState,
@@ -70,19 +69,12 @@ class _Observed:
 
 
 class Observer:
-    """Of a server that started at ``now``. ``events`` gives the lines of the log worth a look, the last first."""
+    """Of a server that started at ``now``."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        streams: Iterable[tuple[StreamSession, Producer]],
-        now: float,
-        events: Callable[[float], Sequence[Event]] = lambda now: (),
-    ) -> None:
+    def __init__(self, endpoint: str, streams: Iterable[tuple[StreamSession, Producer]], now: float) -> None:
         self._endpoint = endpoint
         self._streams = [_Observed(session, producer, _Past(now)) for session, producer in streams]
         self._started_s = now
-        self._events = events
         self._constant = [_constant(observed) for observed in self._streams]
 
     def observe(self, now: float, connections: int) -> ServerStatus:
@@ -99,7 +91,6 @@ class Observer:
             connections=connections,
             ready=streams[0].steps > 0 and streams[0].failure is None,
             streams=streams,
-            events=tuple(self._events(now)),
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from packhorse_service.logs import EVENTS
 from packhorse_service.monitoring.changes import changes
 from packhorse_service.monitoring.observing import INTERVAL_S, Observer
+from packhorse_service.monitoring.recent import Recent
 from packhorse_service.monitoring.status import ServerStatus, StreamStatus
 from packhorse_service.monitoring.words import headline, tokens_per_s
 from packhorse_service.supervision import Supervisor
@@ -24,8 +25,9 @@ REPORT_S = 10.0
 class Watch:
     """``turn`` is the loop's; ``latest`` may be called by any thread."""
 
-    def __init__(self, observer: Observer, supervisor: Supervisor, clock: Callable[[], float]) -> None:
+    def __init__(self, observer: Observer, recent: Recent, supervisor: Supervisor, clock: Callable[[], float]) -> None:
         self._observer = observer
+        self._recent = recent
         self._supervisor = supervisor
         self._clock = clock
         self._turned_s = clock()
@@ -52,8 +54,9 @@ class Watch:
             log.info("%s", in_a_line(stream), extra={"stream": stream.name, **_figures(stream)})
 
     def latest(self) -> ServerStatus:
-        """The last look, and how long ago the loop turned."""
-        return replace(self._status, age_s=round(self._clock() - self._turned_s, 1))
+        """The last look, with how long ago the loop turned, and what was logged until now."""
+        now = self._clock()
+        return replace(self._status, age_s=round(now - self._turned_s, 1), events=tuple(self._recent.events(now)))
 
 
 def in_a_line(stream: StreamStatus) -> str:
