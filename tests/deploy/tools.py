@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -17,6 +19,7 @@ __all__ = ["DEPLOY", "ROOT", "free_port", "missing", "require", "run"]
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 # Beside this Python, where pip puts them; daemons of Debian's packages are in sbin.
+PORTS = range(20_000, 30_000)  # below those of net.ipv4.ip_local_port_range
 PLACES = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin"])
 
 
@@ -59,8 +62,9 @@ def run(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listened on a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port of loopback that nobody listens on, and that the system gives nobody who asks for just any."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port is free in {PORTS}")
