@@ -18,8 +18,8 @@ __all__ = ["DEPLOY", "ROOT", "free_port", "missing", "require", "run"]
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-# Beside this Python, where pip puts them; daemons of Debian's packages are in sbin.
 PORTS = range(20_000, 30_000)  # below those of net.ipv4.ip_local_port_range
+# Beside this Python, where pip puts them; daemons of Debian's packages are in sbin.
 PLACES = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin"])
 
 
