@@ -11,9 +11,9 @@ demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the pack
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser --ignore tests/deploy
 
-LONG := tests/fuzz tests/faults tests/loadtest tests/hostile tests/docs/test_getting_started.py
+LONG := tests/fuzz tests/faults tests/loadtest tests/hostile tests/demo tests/docs/test_getting_started.py
 
-long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests; a server attacked while ranks read from it
+long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests, demo and tutorial; a server attacked while ranks read from it
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
 	$(BIN)/python -m pytest tests/hostile  # alone: it compares the throughput of ranks
 
