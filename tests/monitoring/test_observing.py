@@ -123,6 +123,7 @@ def test_an_attempt_that_runs_is_an_event() -> None:
     ("before", "after", "level", "text"),
     [
         (ReaderState.WAITING, ReaderState.LOST, logging.WARNING, "lost rank 1 (dp1): no word from it"),
+        (ReaderState.ABSENT, ReaderState.LOST, logging.WARNING, "lost rank 1 (dp1): no word from it"),
         (ReaderState.LOST, ReaderState.RECEIVING, logging.INFO, "rank 1 (dp1) is back"),
         (ReaderState.TRAINING, ReaderState.LEFT, logging.INFO, "rank 1 (dp1) has left"),
     ],

@@ -51,7 +51,8 @@ def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
     if not before.readers or after.phase not in ("running", "ended"):
         return
     earlier = {reader.rank: reader for reader in before.readers}
-    lost = [r for r in after.readers if r.state is ReaderState.LOST and earlier[r.rank].state not in AWAY]
+    # Whoever was absent a second ago, and is lost now, has come in between.
+    lost = [r for r in after.readers if r.state is ReaderState.LOST and earlier[r.rank].state is not ReaderState.LOST]
     back = [r for r in after.readers if r.state not in AWAY and earlier[r.rank].state is ReaderState.LOST]
     left = [r for r in after.readers if r.state is ReaderState.LEFT and earlier[r.rank].state is not ReaderState.LEFT]
     if lost:
