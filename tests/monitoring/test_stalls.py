@@ -175,6 +175,17 @@ def test_frames_that_do_not_arrive_are_the_networks_fault() -> None:
     assert {(finding.state, finding.cause) for finding in found.values()} == {(ReaderState.WAITING, Cause.NETWORK)}
 
 
+def test_a_reader_that_has_just_fallen_silent_is_not_blamed_on_what_was_sent_to_it() -> None:
+    """It may have been asking when it was stopped: what it said then does not hold for long."""
+    network = running()
+    network.server.produce(network)
+    for at in network.clients:
+        says(network, at, 0.0)
+    for seconds, state in ((1.9, ReaderState.RECEIVING), (2.0, ReaderState.LOST)):
+        network.tick(seconds)
+        assert {finding.state for finding in look(network, still_s=STALLED_S).values()} == {state}
+
+
 def test_who_has_left_and_who_took_the_end_wait_for_nothing() -> None:
     network = Network()
     network.settle()

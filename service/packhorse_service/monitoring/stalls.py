@@ -22,6 +22,7 @@ from packhorse_service.sessions import StreamSession
 __all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in_flight", "stall"]
 
 SILENT_S = 3.0  # three keep-alive intervals
+FRESH_S = 1.5  # what a reader said last still holds: it says it every second
 WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
 NAMES_SHOWN = 4
 WAITING = (ReaderState.WAITING, ReaderState.FORMING)
@@ -134,8 +135,8 @@ class _Running:
         ready = in_flight(self.session, reader)
         still_s = self.now - self.moved_s.get(reader.at, self.now)
         if ready:
-            if still_s <= WORTH_NAMING_S:
-                return Finding(ReaderState.RECEIVING)
+            if still_s <= WORTH_NAMING_S or self.now - reader.heard_s > FRESH_S:
+                return Finding(ReaderState.RECEIVING)  # or it is silent, as will show
             why = f"asks, and of {ready} micro-batches that were sent none has arrived for {still_s:.0f} s"
             return Finding(ReaderState.WAITING, Cause.NETWORK, why, still_s)
         if reader.owed_since_s is None:
