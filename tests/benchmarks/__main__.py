@@ -33,6 +33,7 @@ INTRODUCTION = """# Benchmarks
 Written by `python -m tests.benchmarks`, which prints the same. Compare ratios within a table before figures between
 machines: rows of one table are measured in turns, in one run.
 """
+QUICK = "These are of a quick run (`--quick`): less data, fewer rows, one repeat.\n"
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def run(chosen: Sequence[str], *, quick: bool) -> str:
     """Print the tables of some benchmarks; the document of them."""
     screen, machine = console(), machine_table()
     screen.print(machine)
-    parts = [INTRODUCTION, markdown(machine)]
+    parts = [INTRODUCTION, *([QUICK] if quick else []), markdown(machine)]
     for name in chosen:
         began = time.monotonic()
         module = import_module(f"tests.benchmarks.{name}")
