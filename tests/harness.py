@@ -76,9 +76,11 @@ def running_server(config: Path, *options: str) -> Iterator[RunningServer]:
             process.wait()
 
 
-def failing_server(config: Path) -> str:
+def failing_server(config: Path, *options: str) -> str:
     """Run a server that must refuse to serve; what it printed, on one line."""
-    done = subprocess.run(serve_command(config), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        serve_command(config, *options), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert done.returncode == 1, f"exit code {done.returncode}: {done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
     return " ".join(done.stderr.split())

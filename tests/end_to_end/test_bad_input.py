@@ -99,6 +99,14 @@ def test_a_port_in_use_is_named(tmp_path: Path, setting: str, form: str) -> None
     assert "in use" in printed
 
 
+def test_a_key_for_a_server_without_keys_is_no_silent_wish(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [GOOD])
+    config = write_config(tmp_path, contract=CONTRACT, sources={"a": {"shards": "a.tar"}})
+    assert "--key-file 'server.key': the configuration has no curve" in failing_server(
+        config, "--key-file", "server.key"
+    )
+
+
 def test_an_endpoint_where_nobody_answers_ends_at_the_deadline_and_says_what_was_waited_for() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

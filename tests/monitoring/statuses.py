@@ -23,6 +23,7 @@ from packhorse_service.monitoring.status import (
     ServerStatus,
     SourceStatus,
     Stall,
+    StreamPhase,
     StreamStatus,
 )
 from packhorse_service.monitoring.words import in_words
@@ -63,7 +64,7 @@ def a_stream(readers: int = 4, /, **changes: Any) -> StreamStatus:
     """One that trains."""
     described: dict[str, Any] = {
         "name": "train",
-        "phase": "running",
+        "phase": StreamPhase.RUNNING,
         "phase_s": 4300.0,
         "attempt": 1,
         "step": STEP,

@@ -19,6 +19,7 @@ from packhorse_service.monitoring.status import (
     ReaderStatus,
     ServerStatus,
     Stall,
+    StreamPhase,
     StreamStatus,
 )
 from tests.monitoring.looking import Looking, looked_at
@@ -107,7 +108,7 @@ def with_states(*states: ReaderState) -> dict[str, Any]:
     readers = tuple(
         ReaderStatus(rank=rank, at=f"dp{rank}", state=state, why="no word from it") for rank, state in enumerate(states)
     )
-    return {"readers": readers, "phase": "running"}
+    return {"readers": readers, "phase": StreamPhase.RUNNING}
 
 
 def test_nothing_happened_nothing_is_said() -> None:
@@ -115,7 +116,7 @@ def test_nothing_happened_nothing_is_said() -> None:
 
 
 def test_an_attempt_that_runs_is_an_event() -> None:
-    (change,) = between({"phase": "welcoming"}, {"phase": "running", "attempt": 3})
+    (change,) = between({"phase": StreamPhase.WELCOMING}, {"phase": StreamPhase.RUNNING, "attempt": 3})
     assert (change.level, change.fields["attempt"], change.fields["stream"]) == (logging.INFO, 3, "train")
 
 

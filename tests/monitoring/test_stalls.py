@@ -23,7 +23,7 @@ def look(network: Network, producing: Producing = IDLE, *, still_s: float = 0.0)
 
 
 def stall_of(network: Network, producing: Producing = IDLE) -> Stall | None:
-    return stall(network.server.session, look(network, producing), 0.0)
+    return stall(network.server.session, look(network, producing))
 
 
 def running() -> Network:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from packhorse_service.commands import app
-from packhorse_service.monitoring.status import Cause
+from packhorse_service.monitoring.status import Cause, StreamPhase
 from tests.monitoring.answering import Site, answering
 from tests.monitoring.statuses import a_stall, a_status, with_stream
 
@@ -45,7 +45,7 @@ def test_a_server_that_does_well_is_shown_without_colour_codes_and_the_exit_code
 def test_a_stall_and_a_failure_have_an_exit_code_of_their_own(site: Site) -> None:
     site.say(with_stream(a_status(), **a_stall(Cause.LOADING)))
     assert status(site.url).exit_code == 4
-    site.say(with_stream(a_status(), failure="shard 'a.tar' is gone", phase="failed"))
+    site.say(with_stream(a_status(), failure="shard 'a.tar' is gone", phase=StreamPhase.FAILED))
     assert status(site.url, "--json").exit_code == 4
 
 

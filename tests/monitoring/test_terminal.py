@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from packhorse_service.monitoring.status import Event, ServerStatus
+from packhorse_service.monitoring.status import Event, ServerStatus, StreamPhase
 from packhorse_service.monitoring.terminal import headlines, render
 from tests.monitoring.statuses import a_stall, a_status, a_stream, statuses, with_stream
 
@@ -71,6 +71,6 @@ def test_names_are_shown_as_they_are_and_never_obeyed(terminal: bool) -> None:
 
 
 def test_further_streams_are_below_the_first() -> None:
-    status = a_status(streams=(a_stream(), a_stream(name="validation", phase="ended")))
+    status = a_status(streams=(a_stream(), a_stream(name="validation", phase=StreamPhase.ENDED)))
     text = shown(status)
     assert 0 < text.index("train  training") < text.index("validation  ended")

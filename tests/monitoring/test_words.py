@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from packhorse_service.monitoring.status import Cause, Level, Moment, ReaderState, ServerStatus, Stall, StreamStatus
+from packhorse_service.monitoring.status import (
+    Cause,
+    Level,
+    Moment,
+    ReaderState,
+    ServerStatus,
+    Stall,
+    StreamPhase,
+    StreamStatus,
+)
 from packhorse_service.monitoring.words import NOTABLE, headline, in_words, notable, tokens_per_s
 from tests.monitoring.statuses import a_reader, a_stall, a_stream, statuses
+
+FORMING, FAILED = StreamPhase.FORMING, StreamPhase.FAILED
 
 
 def absent(count: int, of: int) -> dict[str, Any]:
@@ -32,10 +43,18 @@ def absent(count: int, of: int) -> dict[str, Any]:
             Level.NOTICE,
             "starting: 3 of 4 readers are here. 1 reader has waited for 1 min 5 s",
         ),
-        (a_stream(phase="forming", **absent(1, 4)), Level.NOTICE, "waiting for readers: 3 of 4 readers have come"),
-        (a_stream(phase="welcoming"), Level.NOTICE, "starting: attempt 1 begins at step 1,204"),
-        (a_stream(phase="ended"), Level.GOOD, "ended: 4 readers took all 1,204 steps"),
-        (a_stream(phase="failed", failure="shard 'a.tar' is gone"), Level.BAD, "failed: shard 'a.tar' is gone"),
+        (
+            a_stream(phase=StreamPhase.FORMING, **absent(1, 4)),
+            Level.NOTICE,
+            "waiting for readers: 3 of 4 readers have come",
+        ),
+        (a_stream(phase=StreamPhase.WELCOMING), Level.NOTICE, "starting: attempt 1 begins at step 1,204"),
+        (a_stream(phase=StreamPhase.ENDED), Level.GOOD, "ended: 4 readers took all 1,204 steps"),
+        (
+            a_stream(phase=StreamPhase.FAILED, failure="shard 'a.tar' is gone"),
+            Level.BAD,
+            "failed: shard 'a.tar' is gone",
+        ),
     ],
 )
 def test_a_headline_says_in_words_whether_all_is_well(stream: StreamStatus, level: Level, said: str) -> None:

@@ -28,8 +28,9 @@ def test_it_hears_when_the_server_listens_turns_and_stops(tmp_path: Path, abstra
     ]
 
 
-def test_nobody_is_told_where_there_is_no_supervisor() -> None:
+def test_nobody_is_told_where_there_is_no_supervisor(caplog: pytest.LogCaptureFixture) -> None:
     Supervisor({}).turning("attempt 1")
+    assert caplog.text == "", "it is no failure to tell"
 
 
 def test_a_supervisor_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,10 +13,11 @@ from typing import Annotated
 
 import typer
 
+from packhorse.errors import ConfigError
 from packhorse_service.admission import ACCEPTED_AHEAD, Limits
 from packhorse_service.checking import derived_values
 from packhorse_service.config import CurveConfig, ServeConfig, load_config
-from packhorse_service.keys import load_curve
+from packhorse_service.keys import Curve, load_curve
 from packhorse_service.listening import is_private, require_private
 from packhorse_service.logs import LogForm, log_to_stderr
 from packhorse_service.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
@@ -75,7 +76,7 @@ def serve(
     require_private(where, curve=described.curve is not None, insecure=insecure)
     if insecure and described.curve is None and not is_private(where):
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
-    curve = None if described.curve is None else load_curve(_with_key(described.curve, key_file), config.parent)
+    curve = _curve(described.curve, key_file, config.parent)
     plans = plan_streams(described, config.parent)
     refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
     for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
@@ -125,9 +126,16 @@ def _announce(
             publish(text, path)
 
 
-def _with_key(described: CurveConfig, key_file: Path | None) -> CurveConfig:
-    """With the key that the command line names, which is relative to the working directory."""
-    return described if key_file is None else described.model_copy(update={"key_file": str(key_file.resolve())})
+def _curve(described: CurveConfig | None, key_file: Path | None, base: Path) -> Curve | None:
+    """The keys, with the one that the command line names; it is relative to the working directory."""
+    if key_file is None:
+        return None if described is None else load_curve(described, base)
+    if described is None:
+        raise ConfigError(
+            f"--key-file {str(key_file)!r}: the configuration has no curve, which says who may connect; "
+            "add curve: {key_file: …, clients: …}, or leave the option out"
+        )
+    return load_curve(described.model_copy(update={"key_file": str(key_file.resolve())}), base)
 
 
 def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamStatus
+from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamPhase, StreamStatus
 
 __all__ = ["Change", "changes"]
 
 NAMES_SHOWN = 8
 STALL_WARNED_S = 10.0  # shorter ones are on the status page, and in the metrics
-AWAY = (ReaderState.LOST, ReaderState.LEFT, ReaderState.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +34,25 @@ def changes(before: ServerStatus, after: ServerStatus) -> Iterator[Change]:
 
 
 def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
-    if after.phase == before.phase and after.attempt == before.attempt:
+    if after.phase is before.phase and after.attempt == before.attempt:
         return
     fields = {"attempt": after.attempt, "step": after.step, "readers": len(after.readers)}
-    if after.phase == "running":
+    if after.phase is StreamPhase.RUNNING:
         yield Change(logging.INFO, "all readers have met; the attempt runs", fields)
-    elif after.phase == "ended":
+    elif after.phase is StreamPhase.ENDED:
         yield Change(logging.INFO, "every reader has taken the end of the data", fields)
-    elif after.phase == "forming" and before.phase != "forming":
+    elif after.phase is StreamPhase.FORMING and before.phase is not after.phase:
         yield Change(logging.INFO, "waiting for the readers to form an attempt", fields)
 
 
 def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
     """Who was lost, and who is back. Many at once are one line."""
-    if not before.readers or after.phase not in ("running", "ended"):
+    if not before.readers or after.phase not in (StreamPhase.RUNNING, StreamPhase.ENDED):
         return
     earlier = {reader.rank: reader for reader in before.readers}
     # Whoever was absent a second ago, and is lost now, has come in between.
     lost = [r for r in after.readers if r.state is ReaderState.LOST and earlier[r.rank].state is not ReaderState.LOST]
-    back = [r for r in after.readers if r.state not in AWAY and earlier[r.rank].state is ReaderState.LOST]
+    back = [r for r in after.readers if not r.state.away and earlier[r.rank].state is ReaderState.LOST]
     left = [r for r in after.readers if r.state is ReaderState.LEFT and earlier[r.rank].state is not ReaderState.LEFT]
     if lost:
         yield Change(logging.WARNING, f"lost {_names(lost)}: {lost[0].why}", {"readers": len(lost)})

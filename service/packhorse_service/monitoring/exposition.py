@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 
 from packhorse_service.monitoring.status import (
     Cause,
-    ReaderState,
     ReaderStatus,
     ServerStatus,
     SourceStatus,
@@ -27,7 +26,6 @@ __all__ = ["READERS_SHOWN", "registry_of"]
 
 READERS_SHOWN = 256  # of one stream, each with series of its own
 PREFIX = "packhorse_"
-AWAY = (ReaderState.LOST, ReaderState.ABSENT, ReaderState.LEFT)
 
 Sample = tuple[tuple[str, ...], float]  # label values, value
 
@@ -105,13 +103,12 @@ def _worst(of: Callable[[ReaderStatus], float]) -> Callable[[StreamStatus], Iter
 
 
 def _connected(reader: ReaderStatus) -> bool:
-    return reader.state not in AWAY
+    return not reader.state.away
 
 
 def _waiting(stream: StreamStatus) -> Iterable[Sample]:
     """Every cause, the absent ones too: a series that is missing cannot be told from one that is 0."""
-    waiting = (ReaderState.WAITING, ReaderState.FORMING)
-    causes = Counter(reader.cause for reader in stream.readers if reader.state in waiting)
+    causes = Counter(reader.cause for reader in stream.readers if reader.state.waits)
     return [((cause,), causes[cause]) for cause in Cause]
 
 

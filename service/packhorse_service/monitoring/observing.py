@@ -26,6 +26,7 @@ from packhorse_service.monitoring.status import (
     ServerStatus,
     SourceStatus,
     Stall,
+    StreamPhase,
     StreamStatus,
 )
 from packhorse_service.producer import Producer
@@ -36,7 +37,6 @@ __all__ = ["INTERVAL_S", "Observer"]
 INTERVAL_S = 1.0
 HISTORY = 600  # moments
 BUSY_OVER = 30  # observations
-WAITING = (ReaderState.WAITING, ReaderState.FORMING)
 
 Constants = dict[str, str | int | float | bool | None]
 
@@ -114,18 +114,18 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
     producing = Producing(producer.busy, _block(progress))
     _note_moves(session, past, now)
     found = findings(session, producing, past.moved_s, now)
-    stalled = _noted_stall(past, stall(session, found, 0.0), now, passed_s)
+    stalled = _noted_stall(past, stall(session, found), now, passed_s)
     for at, finding in found.items():
         if finding.state is ReaderState.WAITING:
             past.waited_s[at] += passed_s
     if session.supply.steps:
         past.shown = shown_of(session.supply.steps[max(session.supply.steps)], past.shown)
-    waiting = sum(finding.state in WAITING for finding in found.values())
+    waiting = sum(finding.state.waits for finding in found.values())
     _remember(session, past, waiting, now, passed_s)
     tally = session.tally
     status = StreamStatus(
         name=session.offer.stream,
-        phase="failed" if session.failure is not None else session.phase.name.lower(),
+        phase=StreamPhase.FAILED if session.failure is not None else StreamPhase[session.phase.name],
         phase_s=round(now - session.phase_since_s, 1) if session.phase_since_s else 0.0,
         attempt=session.attempt_number,
         step=session.roster.floor.step,

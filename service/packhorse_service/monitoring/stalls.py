@@ -25,7 +25,6 @@ SILENT_S = 3.0  # three keep-alive intervals
 FRESH_S = 1.5  # what a reader said last still holds: it says it every second
 WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
 NAMES_SHOWN = 4
-WAITING = (ReaderState.WAITING, ReaderState.FORMING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +154,16 @@ def _slowest(session: StreamSession) -> Iterator[Coordinates]:
     return (reader.at for reader in session.roster if reader.acked.step == floor.step and not reader.left)
 
 
-def stall(session: StreamSession, found: Mapping[Coordinates, Finding], since_s: float) -> Stall | None:
-    """What keeps the stream from going on, if somebody has waited for longer than is usual. ``since_s``: so long."""
+def stall(session: StreamSession, found: Mapping[Coordinates, Finding]) -> Stall | None:
+    """What keeps the stream from going on, if somebody has waited for longer than is usual."""
     if session.failure is not None:
         return None
-    waiting = {at: finding for at, finding in found.items() if finding.state in WAITING}
+    waiting = {at: finding for at, finding in found.items() if finding.state.waits}
     long = {at: finding for at, finding in waiting.items() if finding.waits_s > WORTH_NAMING_S}
     if not long:
         return None
     cause, why = _root(session, found, long)
-    return Stall(cause=cause, why=why, since_s=since_s, waiting=len(waiting))
+    return Stall(cause=cause, why=why, waiting=len(waiting))
 
 
 Found = Mapping[Coordinates, Finding]

@@ -23,6 +23,7 @@ __all__ = [
     "ServerStatus",
     "SourceStatus",
     "Stall",
+    "StreamPhase",
     "StreamStatus",
 ]
 
@@ -38,6 +39,17 @@ class Cause(StrEnum):
     TRAINER = "trainer"  # its own training loop is not asking
 
 
+class StreamPhase(StrEnum):
+    """Where a stream's attempt is (``attempt.Phase``), or that there will be no other."""
+
+    FORMING = "forming"
+    RESTORING = "restoring"
+    WELCOMING = "welcoming"
+    RUNNING = "running"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
 class ReaderState(StrEnum):
     """What one reader is doing."""
 
@@ -48,6 +60,16 @@ class ReaderState(StrEnum):
     WAITING = "waiting"  # asks, and has not got its next micro-batch
     LOST = "lost"  # not connected, or not heard
     LEFT = "left"  # said BYE
+
+    @property
+    def waits(self) -> bool:
+        """For its next micro-batch, or for the attempt to begin."""
+        return self in (ReaderState.WAITING, ReaderState.FORMING)
+
+    @property
+    def away(self) -> bool:
+        """Nothing is heard from it."""
+        return self in (ReaderState.LOST, ReaderState.ABSENT, ReaderState.LEFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +97,7 @@ class Stall:
 
     cause: Cause
     why: str
-    since_s: float
+    since_s: float = 0.0
     waiting: int  # readers
 
 
@@ -149,7 +171,7 @@ class Headline:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
     name: str
-    phase: str  # forming, restoring, welcoming, running, ended, failed
+    phase: StreamPhase
     phase_s: float
     attempt: int
     step: int  # where the slowest reader stands

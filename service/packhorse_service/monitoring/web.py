@@ -6,6 +6,7 @@ It only ever reads, and shows no sample's content.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import threading
@@ -28,6 +29,8 @@ from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.words import in_words
 
 __all__ = ["Monitor"]
+
+log = logging.getLogger("packhorse.monitor")
 
 READ_S = 5.0  # for a request to arrive
 AT_ONCE = 16  # requests; what is more waits
@@ -159,8 +162,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         finally:
             self._places.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Whoever asked has gone, or said what is no HTTP: nobody is left to tell."""
+        log.debug("a request from %s was broken off", client_address, exc_info=True)
 
 
 class _Server6(_Server):

@@ -18,6 +18,7 @@ from packhorse_service.monitoring.status import (
     ReaderStatus,
     ServerStatus,
     Stall,
+    StreamPhase,
     StreamStatus,
 )
 
@@ -36,10 +37,14 @@ def in_words(status: ServerStatus) -> ServerStatus:
 def headline(stream: StreamStatus) -> Headline:
     """Whether all is well with a stream, and if not, what keeps it."""
     if stream.failure is not None:
-        return Headline(Level.BAD, "failed", stream.failure)
+        return _failed(stream)
     if stream.stall is not None:
         return _stalled(stream.stall)
-    return PHASES.get(stream.phase, _unheard_of)(stream)
+    return PHASES[stream.phase](stream)
+
+
+def _failed(stream: StreamStatus) -> Headline:
+    return Headline(Level.BAD, "failed", stream.failure or "the server has not said why")
 
 
 def _stalled(stall: Stall) -> Headline:
@@ -88,16 +93,13 @@ def _ended(stream: StreamStatus) -> Headline:
     )
 
 
-def _unheard_of(stream: StreamStatus) -> Headline:
-    return Headline(Level.NOTICE, stream.phase, f"step {stream.step:,}")
-
-
-PHASES: Mapping[str, Callable[[StreamStatus], Headline]] = {
-    "forming": _forming,
-    "restoring": _restoring,
-    "welcoming": _welcoming,
-    "running": _running,
-    "ended": _ended,
+PHASES: Mapping[StreamPhase, Callable[[StreamStatus], Headline]] = {
+    StreamPhase.FORMING: _forming,
+    StreamPhase.RESTORING: _restoring,
+    StreamPhase.WELCOMING: _welcoming,
+    StreamPhase.RUNNING: _running,
+    StreamPhase.ENDED: _ended,
+    StreamPhase.FAILED: _failed,
 }
 
 
