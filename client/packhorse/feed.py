@@ -27,7 +27,7 @@ from packhorse.keys import find_client_key
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
 from packhorse.rules import Violation
-from packhorse.session import ClientSession, Identity, State
+from packhorse.session import DEFAULT_WINDOW, ClientSession, Identity, State
 from packhorse.state import FeedState, read_states, write_states
 from packhorse.stats import FeedStats
 
@@ -60,7 +60,7 @@ class Feed(Iterator[MicroBatch]):
         rank: int | None = None,
         world_size: int | None = None,
         stream: str = "train",
-        window: int = 8,
+        window: int = DEFAULT_WINDOW,
         start_timeout: float = 540.0,
         stall_timeout: float = 540.0,
         arrays: Arrays = "torch",

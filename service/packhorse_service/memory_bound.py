@@ -23,6 +23,7 @@ from packhorse.contract import ResolvedContract
 from packhorse.errors import ConfigError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.payload import narrowest
+from packhorse.session import DEFAULT_WINDOW
 from packhorse_service.config import ServeConfig
 from packhorse_service.framing import ViewKey, view_of
 from packhorse_service.offer import readers_of
@@ -41,7 +42,6 @@ TRACKER_BYTES = 16 * MIB  # the helper that Python starts beside loader processe
 TOKENIZER_BYTES = 48 * MIB  # what tokenizers keeps of texts that it has seen, and its threads
 TOKENIZER_GROWTH = 24  # a tokenizer in memory, over its file
 CONNECTION_BYTES = 64 * KIB  # of a reader: 35 KiB in libzmq, and its state
-WINDOW = 8  # micro-batches under way to a reader, as its default is
 COPIED_BYTES = 64 * KIB  # a larger payload is sent from where it lies
 HEADER_BYTES = 2 * KIB
 MEAN_SLOTS = 64  # of a sample, at least
@@ -141,7 +141,7 @@ def stream_memory(
     parts: dict[Part, int] = {
         Part.STEPS: (config.steps_ahead + 1) * step.held(with_keys=config.keys),
         Part.MAKING: step.slots * MAKING_BYTES + step.samples * SAMPLE_BYTES,
-        Part.DELIVERY: readers * WINDOW * (min(max(step.payloads), COPIED_BYTES) + HEADER_BYTES),
+        Part.DELIVERY: readers * DEFAULT_WINDOW * (min(max(step.payloads), COPIED_BYTES) + HEADER_BYTES),
         Part.CONNECTIONS: readers * CONNECTION_BYTES,
         Part.LOOKAHEAD: _waiting(lookahead * contract.seq_length),
         Part.WINDOW: window * _waiting(step.slots) if window > 1 else 0,

@@ -3,7 +3,7 @@
     layout: {data: 8, context: 2}
     contract: {seq_length: 8192, loss_reduction: per_token}
     trainer: {stack: megatron_lm, transformer_impl: transformer_engine}
-    window: 8
+    window: 16
 
 Every section and field may be left out; what is left out is not declared.
 """

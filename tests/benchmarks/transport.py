@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+import numpy as np
 import zmq
 from rich.table import Table
 
@@ -31,6 +32,9 @@ KIB = 1 << 10
 SIZES_KIB = (16, 64, 256, 1024, 4096)
 RANKS = (1, 4, 8)
 REPEATS = 5
+# Of what it was asked to free once, and of all that is smaller, glibc keeps the pages from then on (mallopt(3),
+# M_MMAP_THRESHOLD). A trainer has long freed something large; who has not gets new pages for each large message.
+LARGE_BYTES = 31 << 20
 # Bytes sent to all receivers together: enough for about a third of a second.
 BYTES = {16: 192 << 20, 64: 512 << 20, 256: 1 << 30, 1024: 1 << 30, 4096: 1 << 30}
 
@@ -74,6 +78,7 @@ def _heard(end: Connection) -> Any:
 
 def _work(end: Connection) -> None:
     """A process of the crew: cases come in, what it measured goes out."""
+    np.empty(LARGE_BYTES, np.uint8)  # and free it
     while (told := end.recv()) is not None:
         case, endpoint, rank = told
         ends = ENDS[case.kind]

@@ -69,4 +69,4 @@ def test_the_examples_of_the_reference_are_valid(tmp_path: Path) -> None:
     (tmp_path / "feed.yaml").write_text(feed)
     (tmp_path / "trainer.yaml").write_text(trainer)
     assert checked(ServeConfig, load_mapping(tmp_path / "feed.yaml", "configuration"), "the page").layout.context == 2
-    assert load_trainer(tmp_path / "trainer.yaml").window == 8
+    assert load_trainer(tmp_path / "trainer.yaml").window == 16

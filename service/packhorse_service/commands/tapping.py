@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from packhorse import ConfigError, Feed
+from packhorse.session import DEFAULT_WINDOW
 from packhorse_service.tap import TapSettings, layout_of, load_state, tap
 from packhorse_service.trainer_file import TrainerFile, load_trainer
 
 __all__ = ["tap_command"]
-
-WINDOW = 8
 
 
 def tap_command(
@@ -54,7 +53,7 @@ def tap_command(
         layout=declared.layout or layout_of(layout),
         rank=rank,
         stream=stream,
-        window=declared.window or WINDOW,
+        window=declared.window or DEFAULT_WINDOW,
         start_timeout=timeout,
         stall_timeout=timeout,
         arrays="numpy",

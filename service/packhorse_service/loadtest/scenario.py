@@ -22,6 +22,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
+from packhorse.session import DEFAULT_WINDOW
 from packhorse_service.config import LayoutSection, Section
 from packhorse_service.loadtest.thresholds import Threshold, parse_threshold
 from packhorse_service.tap import layout_of
@@ -105,7 +106,7 @@ class Scenario(Section):
     seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)  # measured, behind the start
     start_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     processes: int | None = Field(default=None, ge=1, le=256)  # left out: one a core
-    window: int = Field(default=8, ge=2, le=1024)  # micro-batches the server may send ahead of a rank
+    window: int = Field(default=DEFAULT_WINDOW, ge=2, le=1024)  # micro-batches the server may send ahead of a rank
     verify: bool = True  # compute the digest of each whole row again
     seed: int = Field(default=0, ge=0)
     require: Annotated[tuple[Threshold, ...], BeforeValidator(_thresholds)] = ()
