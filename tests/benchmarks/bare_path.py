@@ -1,49 +1,62 @@
 """The limit: hand-parsed tars, one copy into packs, plain ZeroMQ, and nothing else.
 
 No labels, mask, positions or alignment, no balance, no acknowledgement beyond a credit, no resuming, no checks: what
-a feed over a socket cannot take less than.
+a feed over a socket cannot take less than. With ``full``, the sender hashes each pack as a row digest does and the
+receiver builds the arrays that the product delivers: what no feed of that content can take less than, however written.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 
-from tests.benchmarks.consuming import Tally, consume
+from tests.benchmarks.consuming import IGNORE_INDEX, Tally, consume, tally_of
 
-__all__: list[str] = []
+__all__ = ["full_arrays", "full_header", "read_packs"]
 
 BLOCK = 512  # of a tar
 ITEM = 4  # bytes of an id
 CREDIT = 16  # packs under way to a reader
 NPY_PREFIX = 10  # magic, version, length of the header
+DIGEST_BYTES = 16
+
+Buffer = bytes | memoryview
 
 
 class Pack(NamedTuple):
     ids: bytearray  # int32 [capacity]
     offsets: list[int]  # of its segments
+    last_targets: bytearray  # int32, of each segment, where they were asked for
+
+    @classmethod
+    def empty(cls, room: int) -> Pack:
+        return cls(bytearray(room), [0], bytearray())
 
 
-def read_packs(paths: Sequence[Path], capacity: int) -> Iterator[Pack]:
+def read_packs(paths: Sequence[Path], capacity: int, *, targets: bool = False) -> Iterator[Pack]:
     """Samples in their order; each goes into the pack being filled, or begins the next."""
-    ids, offsets, used = bytearray(capacity * ITEM), [0], 0
     room = capacity * ITEM
+    pack, used = Pack.empty(room), 0
     for path in paths:
         for data, begin, end in _samples(path):
             size = end - begin
             if used + size > room:
-                yield Pack(ids, offsets)
-                ids, offsets, used = bytearray(room), [0], 0
-            ids[used : used + size] = data[begin:end]
+                yield pack
+                pack, used = Pack.empty(room), 0
+            pack.ids[used : used + size] = data[begin:end]
             used += size
-            offsets.append(used // ITEM)
-    yield Pack(ids, offsets)
+            pack.offsets.append(used // ITEM)
+            if targets:
+                pack.last_targets.extend(data[end : end + ITEM])
+    yield pack
 
 
 def _samples(path: Path) -> Iterator[tuple[memoryview, int, int]]:
@@ -58,7 +71,21 @@ def _samples(path: Path) -> Iterator[tuple[memoryview, int, int]]:
         at += -(-size // BLOCK) * BLOCK
 
 
-def send_packs(endpoint: str, paths: Sequence[Path], capacity: int, data: int, tensor: int) -> None:
+def _header(pack: Pack) -> bytes:
+    return np.array(pack.offsets, np.int32).tobytes()
+
+
+def full_header(pack: Pack) -> bytes:
+    """Digest, offsets and last targets."""
+    offsets = _header(pack)
+    digest = blake2b(memoryview(pack.ids)[: pack.offsets[-1] * ITEM], digest_size=DIGEST_BYTES)
+    digest.update(offsets)
+    return digest.digest() + offsets + pack.last_targets
+
+
+def send_packs(
+    endpoint: str, paths: Sequence[Path], capacity: int, data: int, tensor: int, *, full: bool = False
+) -> None:
     """Deal packs to ``data`` ranks in turn, each to its ``tensor`` readers; empty ones end it."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -81,10 +108,11 @@ def send_packs(endpoint: str, paths: Sequence[Path], capacity: int, data: int, t
         router.send_multipart([reader, *frames], copy=False)
 
     turns = cycle(readers[rank * tensor : (rank + 1) * tensor] for rank in range(data))
-    for pack, peers in zip(read_packs(paths, capacity), turns, strict=False):
-        offsets = np.array(pack.offsets, np.int32).tobytes()
+    header_of = full_header if full else _header
+    for pack, peers in zip(read_packs(paths, capacity, targets=full), turns, strict=False):
+        header = header_of(pack)
         for peer in peers:
-            send(peer, offsets, pack.ids)
+            send(peer, header, pack.ids)
     for peer in readers:
         send(peer, b"", b"")
     while staying:  # a socket that closes with credits unread would take back what is under way
@@ -93,7 +121,36 @@ def send_packs(endpoint: str, paths: Sequence[Path], capacity: int, data: int, t
     context.term()
 
 
-def receive_packs(endpoint: str, rank: int) -> Iterator[Tally]:
+def _touched(header: Buffer, ids: Buffer) -> Tally:
+    """Every id, as it came."""
+    offsets = np.frombuffer(header, np.int32)
+    return Tally(len(offsets) - 1, int(offsets[-1]), int(np.frombuffer(ids, np.int32).sum(dtype=np.int64)))
+
+
+def full_arrays(header: Buffer, ids: Buffer) -> tuple[npt.NDArray[Any], ...]:
+    """What the product delivers, in the order of ``consuming.FIELDS``."""
+    words = np.frombuffer(header, np.int32)[DIGEST_BYTES // ITEM :]
+    offsets, last_targets = np.split(words, [len(words) // 2 + 1])
+    tokens = np.frombuffer(ids, np.int32).astype(np.int64)
+    width, used = len(tokens), int(offsets[-1])
+    logical = physical = offsets
+    if used < width:  # the padding behind the last sample is a segment, of no tokens
+        logical, physical = np.append(offsets, offsets[-1]), np.append(offsets, np.int32(width))
+    labels, mask = np.empty_like(tokens), np.ones(width, np.float32)
+    labels[:-1] = tokens[1:]
+    labels[offsets[1:] - 1] = last_targets
+    labels[used:], mask[used:] = IGNORE_INDEX, 0
+    positions = np.arange(width) - physical[:-1].repeat(np.diff(physical))
+    return tokens, labels, positions, mask, logical, physical
+
+
+def _built(header: Buffer, ids: Buffer) -> Tally:
+    """The full arrays of a pack; every id is touched."""
+    tokens, _, _, _, logical, _ = full_arrays(header, ids)
+    return tally_of(tokens, logical)
+
+
+def receive_packs(endpoint: str, rank: int, tally: Callable[[Buffer, Buffer], Tally]) -> Iterator[Tally]:
     """One tally for each pack; every id is touched."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -103,26 +160,26 @@ def receive_packs(endpoint: str, rank: int) -> Iterator[Tally]:
     dealer.send(bytes([CREDIT]))
     taken = 0
     while True:
-        offsets, ids = dealer.recv_multipart(copy=False)
-        if not len(offsets.buffer):
+        header, ids = dealer.recv_multipart(copy=False)
+        if not len(header.buffer):
             break
         taken += 1
         if taken % (CREDIT // 2) == 0:
             dealer.send(bytes([CREDIT // 2]))
-        held = np.frombuffer(offsets.buffer, np.int32)
-        yield Tally(len(held) - 1, int(held[-1]), int(np.frombuffer(ids.buffer, np.int32).sum(dtype=np.int64)))
+        yield tally(header.buffer, ids.buffer)
     dealer.send(b"")
     dealer.close()
     context.term()
 
 
 def sender(task: dict[str, Any]) -> Iterator[Tally]:
-    send_packs(task["endpoint"], [Path(path) for path in task["paths"]], task["capacity"], task["data"], task["tensor"])
+    paths, shape = [Path(path) for path in task["paths"]], (task["capacity"], task["data"], task["tensor"])
+    send_packs(task["endpoint"], paths, *shape, full=task["full"])
     yield Tally()
 
 
 def receiver(task: dict[str, Any]) -> Iterator[Tally]:
-    return receive_packs(task["endpoint"], task["rank"])
+    return receive_packs(task["endpoint"], task["rank"], _built if task["full"] else _touched)
 
 
 ENDS: dict[str, Callable[[dict[str, Any]], Iterator[Tally]]] = {"send": sender, "receive": receiver}

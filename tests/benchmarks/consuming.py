@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.benchmarks.children import be_child
 
-__all__ = ["Tally", "consume", "looked_at", "tally_of"]
+__all__ = ["IGNORE_INDEX", "Tally", "consume", "looked_at", "tally_of"]
 
 CHECK_EVERY = 200  # micro-batches, of which one is looked at closely
 FIELDS = {

@@ -18,7 +18,7 @@ from packhorse_service.sparkline import BARS
 from tests.benchmarks import bare_path
 from tests.benchmarks.__main__ import CHAPTERS, chapter
 from tests.benchmarks.children import Child
-from tests.benchmarks.consuming import Tally
+from tests.benchmarks.consuming import Tally, looked_at
 from tests.benchmarks.measuring import MemoryWatch, cpu_seconds, markdown, pss_bytes
 from tests.benchmarks.memory import WIDTH, memory_line, slope
 from tests.benchmarks.token_shards import TokenShards
@@ -61,6 +61,11 @@ def test_the_limit_copies_every_sample_into_a_pack_that_has_room_for_it(shards: 
         ids = memoryview(pack.ids).cast("i")
         seen += Tally(len(pack.offsets) - 1, pack.offsets[-1], sum(ids))
     assert seen == shards.tally
+
+
+def test_the_limit_that_delivers_the_same_builds_arrays_that_agree_with_each_other(shards: TokenShards) -> None:
+    for pack in bare_path.read_packs(shards.paths, 8192, targets=True):
+        looked_at(0, *bare_path.full_arrays(bare_path.full_header(pack), bytes(pack.ids)))
 
 
 @pytest.fixture
