@@ -259,7 +259,7 @@ def whole_path_tables(runs: Runs, shards: TokenShards) -> Iterator[Table]:
     for shape in dict.fromkeys(row.shape for row in runs):
         of_shape = {row: runs[row] for row in runs if row.shape == shape}
         title = f"Shards to micro-batches, {shape}: {about}"
-        table = Table("", *COLUMNS, title=title)
+        table = Table("", *COLUMNS, title=title, caption=FULL_IS)
         for row, found in sorted(of_shape.items(), key=lambda item: PER_MILLION.of(item[1])):
             table.add_row(
                 row.name,
