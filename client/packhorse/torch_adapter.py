@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from packhorse.microbatch import MicroBatch
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -460,4 +460,4 @@ def test_a_micro_batch_has_the_fields_of_the_design() -> None:
     promised = {*WORKED, *DTYPES, "max_seqlen", "num_tokens", "num_loss_tokens", "local_loss_tokens", "step_tokens"}
     promised |= {"padding_mask", "host_offsets"}
     promised |= {"step_loss_tokens", "step", "index", "num_microbatches", "filler", "keys"}
-    assert promised <= {f.name for f in fields(MicroBatch)}
+    assert promised <= {f.name for f in structs.fields(MicroBatch)}
