@@ -283,19 +283,14 @@ class Feed(Iterator[MicroBatch]):
         try:
             while True:
                 with connection.lock:
-                    settled = connection.handover.settled(ahead)
-                    upcoming = connection.handover.peek(ahead) if settled else None
-                    found = settled and (upcoming is None or upcoming.rebuilt is not None)
-                    if found and take:
-                        self._taken += upcoming is not None
-                        connection.take()
-                if found:
-                    connection.say()
-                    return None if upcoming is None else upcoming.rebuilt
-                if upcoming is not None:
-                    connection.rebuild(upcoming)  # and look again: an attempt that began meanwhile dropped it
-                else:
-                    self._wait(began, ahead)
+                    if settled := connection.handover.settled(ahead):
+                        micro_batch = connection.look(ahead, take)
+                if settled:
+                    break
+                self._wait(began, ahead)
+            self._taken += take and micro_batch is not None
+            connection.say()
+            return micro_batch
         finally:
             connection.asked()
 

@@ -1,7 +1,6 @@
 """What the Feed's thread and the loop share.
 
-Whoever calls a ``Handover`` holds the connection's lock. An ``Upcoming`` micro-batch has one of its own: it is rebuilt
-outside of the other, so that meanwhile the thread reads and the loop takes what is ready.
+Whoever calls one of them holds the connection's lock.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from threading import Lock
 
 from packhorse.errors import PackhorseError
 from packhorse.microbatch import MicroBatch
@@ -23,20 +21,18 @@ __all__ = ["Handover", "Upcoming"]
 class Upcoming:
     """A micro-batch that has arrived, and is rebuilt once: by the thread, or by a loop that comes first."""
 
-    __slots__ = ("_lock", "_rebuild", "rebuilt")
+    __slots__ = ("_rebuild", "rebuilt")
 
     def __init__(self, rebuild: Callable[[], MicroBatch]) -> None:
         self.rebuilt: MicroBatch | None = None
         self._rebuild = rebuild
-        self._lock = Lock()
 
     def make(self) -> MicroBatch:
         """Rebuild it where nobody has. Raises what is wrong with it, each time."""
-        with self._lock:
-            if (made := self.rebuilt) is None:
-                made = self.rebuilt = self._rebuild()
-                del self._rebuild  # and with it what arrived
-            return made
+        if (made := self.rebuilt) is None:
+            made = self.rebuilt = self._rebuild()
+            del self._rebuild  # and with it what arrived
+        return made
 
 
 @dataclass(slots=True)

@@ -27,11 +27,12 @@ from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.keys import ClientKey
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.offsets import align
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.session import ClientSession, Deliver, Fail, Finish, Identity, State
 from packhorse.session import Effect as ClientEffect
 from packhorse.session import Send as Say
-from packhorse.views import view_arrays, view_microbatch
+from packhorse.views import view_arrays
 from packhorse.wire import Batch, BatchBody, Hello, decode, encode
 from packhorse_service.admission import Limits
 from packhorse_service.door import Door
@@ -458,7 +459,7 @@ class Reading:
                     self.dealer.send([encode(message), *extra])
                 case Deliver(body, payload):
                     if self.rebuild:
-                        view_microbatch(body, memoryview(payload), self.case.contract, self.case.layout, 0)
+                        Rebuilder(self.case.contract, self.case.layout, 0).rebuild(body, memoryview(payload))
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
                     if self.taken == self.case.messages // WARM_UP:

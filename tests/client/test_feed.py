@@ -39,6 +39,7 @@ from packhorse import (
 from packhorse.connection import Connection
 from packhorse.contract import resolve
 from packhorse.microbatch import ORIGIN, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.wire import (
     Ack,
@@ -539,7 +540,7 @@ def test_whatever_fails_while_a_micro_batch_is_rebuilt_is_raised_in_the_loop(
         raise MemoryError("no room")
 
     monkeypatch.setattr(connection, "AWAY_S", away_s)
-    monkeypatch.setattr(connection, "view_microbatch", fails)
+    monkeypatch.setattr(Rebuilder, "rebuild", fails)
     with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0))), feed_from(endpoint) as feed:
         with pytest.raises(TransportError, match="the feed failed: MemoryError: no room"):
             next(feed)

@@ -24,7 +24,8 @@ from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
 from packhorse.payload import join_arrays, split_arrays
-from packhorse.views import view_arrays, view_microbatch
+from packhorse.rebuilding import Rebuilder
+from packhorse.views import view_arrays
 from packhorse.wire import Batch, decode, encode
 from tests.strategies import (
     ATTEMPT,
@@ -299,7 +300,7 @@ def test_a_pipeline_stage_is_handed_what_it_uses_and_the_offsets(stage: str, cas
         body, _ = body_and_payload(case, rank)
         view = view_arrays(case.row, case.contract, case.layout, rank, needs)
         body = structs.replace(body, arrays=view.table)
-        part = view_microbatch(body, memoryview(view.payload), case.contract, case.layout, rank)
+        part = Rebuilder(case.contract, case.layout, rank).rebuild(body, memoryview(view.payload))
         assert (view.slots, view.loss_tokens) == (body.slots, whole.local_loss_tokens)
         for name in WORKED:
             if name in needs:
@@ -321,8 +322,8 @@ def test_a_payload_may_begin_at_any_address(case: RowCase, shift: int) -> None:
     for rank in range(case.layout.context):
         body, payload = body_and_payload(case, rank, with_keys=True)
         shifted = memoryview(bytearray(shift) + payload)[shift:]
-        found = view_microbatch(body, shifted, case.contract, case.layout, rank)
-        expected = view_microbatch(body, memoryview(payload), case.contract, case.layout, rank)
+        found = Rebuilder(case.contract, case.layout, rank).rebuild(body, shifted)
+        expected = Rebuilder(case.contract, case.layout, rank).rebuild(body, memoryview(payload))
         for name in (*DTYPES, "padding_mask"):
             assert np.array_equal(getattr(found, name), getattr(expected, name))
         assert found.keys == expected.keys
@@ -337,7 +338,7 @@ def damaged(case: RowCase, arrays: dict[str, AnyArray | None], width: int | None
     sent: dict[str, Any] = {**split_arrays(body.arrays, memoryview(payload)), **arrays}
     table, buffer = join_arrays({name: array for name, array in sent.items() if array is not None})
     body = structs.replace(body, arrays=table, slots=body.slots if width is None else width)
-    return view_microbatch(body, memoryview(buffer), case.contract, case.layout, 0)
+    return Rebuilder(case.contract, case.layout, 0).rebuild(body, memoryview(buffer))
 
 
 def ints(*values: int, dtype: str = "<i4") -> AnyArray:
@@ -450,7 +451,7 @@ def test_a_damaged_header_never_fails_otherwise() -> None:
             try:
                 message, extra = decode([bytes(changed), payload])
                 assert isinstance(message, Batch)
-                found = view_microbatch(message.body, memoryview(extra[0]), case.contract, case.layout, 0)
+                found = Rebuilder(case.contract, case.layout, 0).rebuild(message.body, memoryview(extra[0]))
             except ProtocolError:
                 continue
             assert len(found.tokens) == len(found.labels) == message.body.slots
