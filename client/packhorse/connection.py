@@ -18,10 +18,9 @@ from itertools import islice
 from packhorse.arrays import Arrays, finisher
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError, TransportError
-from packhorse.handover import Handover, Upcoming
+from packhorse.handover import Handover
 from packhorse.keys import ClientKey
 from packhorse.microbatch import MicroBatch
-from packhorse.rebuilding import Rebuilder
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Reconnect, Send, State
 from packhorse.wire import decode, encode
 
@@ -97,21 +96,13 @@ class Connection:
 
     def look(self, ahead: int, take: bool) -> MicroBatch | None:
         """What is so far ahead, which is settled; taken, if that is the next. Whoever calls holds the lock."""
-        upcoming = self.handover.peek(ahead)
-        micro_batch = None if upcoming is None else self._made(upcoming)
+        found = self.handover.peek(ahead)
+        micro_batch = self._rebuilt(ahead, found) if isinstance(found, Deliver) else found
         if take:
-            self.handover.take()
+            self.handover.take(micro_batch)
             if self.handover.acknowledgement_due:
                 self.call()
         return micro_batch
-
-    def _made(self, upcoming: Upcoming) -> MicroBatch:
-        """As the thread would have done; what is wrong with it ends the thread too."""
-        try:
-            return upcoming.make()
-        except PackhorseError as error:
-            self._fail(error)
-            raise
 
     def call(self) -> None:
         """There is something to say. Whoever calls holds the lock, and calls ``say`` once it is free."""
@@ -222,10 +213,9 @@ class Connection:
         away_s = max(self.was_away, time.monotonic() - self.last_asked)
         while self.asking_since is None and away_s >= AWAY_S and not self._called:
             with self.lock:
-                upcoming = self.handover.raw
-                if upcoming is None:
+                if (raw := self.handover.raw) is None:
                     return
-                upcoming.make()
+                self._rebuilt(*raw)
 
     def _step(self, transition: Callable[..., list[Effect]], *arguments: object) -> None:
         """One transition of the session; what it forgets, the loop must not take meanwhile."""
@@ -238,7 +228,7 @@ class Connection:
     def _hand_over(self, effect: Effect) -> None:
         match effect:
             case Deliver():
-                self.handover.ready.append(self._upcoming(effect))
+                self.handover.ready.append(effect)
             case Finish():
                 self.handover.ready.append(None)
             case Forget():
@@ -293,18 +283,20 @@ class Connection:
             # The connection went down meanwhile: the next one begins with HELLO, which says it all again.
             self.handover.connected = False
 
-    def _upcoming(self, arrived: Deliver) -> Upcoming:
-        rebuilder = self.session.rebuilder
-        if rebuilder is None:
-            raise ProtocolError("BATCH before WELCOME")
-        return Upcoming(partial(self._rebuilt, arrived, rebuilder))
+    def _rebuilt(self, ahead: int, arrived: Deliver) -> MicroBatch:
+        """What arrived, in whose place it is ready from now on. Whoever calls holds the lock.
 
-    def _rebuilt(self, arrived: Deliver, rebuilder: Rebuilder) -> MicroBatch:
-        """By the contract under which it came. Raises nothing but ``PackhorseError``."""
+        Raises nothing but ``PackhorseError``, which ends the thread too.
+        """
         try:
-            return self._finish(rebuilder.rebuild(arrived.body, memoryview(arrived.payload)))
-        except Exception as error:  # whatever it is, the thread must end and the loop hear of it
+            if self.session.rebuilder is None:
+                raise ProtocolError("BATCH before WELCOME")
+            rebuilt = self._finish(self.session.rebuilder.rebuild(arrived.body, memoryview(arrived.payload)))
+        except Exception as error:  # whatever it is, the loop must hear of it
+            self._fail(error)
             raise self._named(error) from error
+        self.handover.ready[ahead] = rebuilt
+        return rebuilt
 
     def _named(self, error: Exception) -> PackhorseError:
         """Itself, or what stands for it in the loop."""

@@ -107,7 +107,7 @@ class Feed(Iterator[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """From where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
-        return self.chunks(1)[0]
+        return iter(self._look, None)
 
     def __next__(self) -> MicroBatch:
         """The next micro-batch; behind the end of a pass, the first of the next one."""
