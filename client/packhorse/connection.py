@@ -284,7 +284,7 @@ class Connection:
             self.handover.connected = False
 
     def _rebuilt(self, ahead: int, arrived: Deliver) -> MicroBatch:
-        """What arrived, in whose place it is ready from now on. Whoever calls holds the lock.
+        """What arrived, rebuilt, and ready in its place from now on. Whoever calls holds the lock.
 
         Raises nothing but ``PackhorseError``, which ends the thread too.
         """

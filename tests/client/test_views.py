@@ -329,6 +329,31 @@ def test_a_payload_may_begin_at_any_address(case: RowCase, shift: int) -> None:
         assert found.keys == expected.keys
 
 
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 16])
+def test_a_loss_mask_is_exact_where_every_slot_is_trained_on_and_where_one_is_not(width: int) -> None:
+    """The first kind is rebuilt without a look at each bit."""
+    for untrained in (None, *range(width)):
+        mask = tuple(int(slot != untrained) for slot in range(width))
+        sample = Sample(tuple(range(10, 10 + width)), tuple(range(11, 11 + width)), mask)
+        delivered = deliver(case_of([sample], ParallelLayout(), seq_length=width), 0)
+        assert delivered.loss_mask.tolist() == list(mask)
+
+
+@given(case=ROWS)
+def test_what_was_rebuilt_stays_as_it_is_when_the_next_is(case: RowCase) -> None:
+    for rank in range(case.layout.context):
+        rebuilder = Rebuilder(case.contract, case.layout, rank)
+        body, payload = body_and_payload(case, rank)
+        first, second = (rebuilder.rebuild(body, memoryview(payload)) for _ in range(2))
+        payload[:] = bytes(len(payload))
+        expected = deliver(case, rank)
+        for name in DTYPES:
+            one, other = getattr(first, name), getattr(second, name)
+            assert np.array_equal(one, getattr(expected, name))
+            assert not np.shares_memory(one, other)
+            assert one.flags.writeable, "a loop may change what it was handed"
+
+
 # What does not fit together is refused --------------------------------------------------------------
 
 
