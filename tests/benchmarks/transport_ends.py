@@ -27,7 +27,6 @@ from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.keys import ClientKey
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.offsets import align
-from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.session import ClientSession, Deliver, Fail, Finish, Identity, State
 from packhorse.session import Effect as ClientEffect
@@ -458,8 +457,8 @@ class Reading:
                 case Say(message, extra):
                     self.dealer.send([encode(message), *extra])
                 case Deliver(body, payload):
-                    if self.rebuild:
-                        Rebuilder(self.case.contract, self.case.layout, 0).rebuild(body, memoryview(payload))
+                    if self.rebuild and self.session.rebuilder is not None:
+                        self.session.rebuilder.rebuild(body, memoryview(payload))
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
                     if self.taken == self.case.messages // WARM_UP:
