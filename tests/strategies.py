@@ -31,9 +31,10 @@ from packhorse.contract import (
 )
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row, SampleKey
 from packhorse.trainer import CudaGraph, Dispatcher, Stack, TrainerFacts
-from packhorse.views import view_arrays, view_microbatch
+from packhorse.views import view_arrays
 from packhorse.wire import Batch, BatchBody, decode, encode
 
 __all__ = [
@@ -359,4 +360,4 @@ def deliver(
     sent = encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body))
     message, extra = decode([sent, payload])
     assert isinstance(message, Batch)
-    return view_microbatch(message.body, memoryview(extra[0]), case.contract, case.layout, context_rank)
+    return Rebuilder(case.contract, case.layout, context_rank).rebuild(message.body, memoryview(extra[0]))

@@ -16,14 +16,12 @@ from functools import partial
 from itertools import islice
 
 from packhorse.arrays import Arrays, finisher
-from packhorse.contract import ResolvedContract
 from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError, TransportError
-from packhorse.handover import Handover, Upcoming
+from packhorse.handover import Handover
 from packhorse.keys import ClientKey
 from packhorse.microbatch import MicroBatch
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Reconnect, Send, State
-from packhorse.views import view_microbatch
 from packhorse.wire import decode, encode
 
 __all__ = ["END_WAIT_S", "Connection"]
@@ -96,19 +94,15 @@ class Connection:
         self.last_asked = time.monotonic()
         self.asking_since = None
 
-    def rebuild(self, upcoming: Upcoming) -> None:
-        """As the thread would have done; what is wrong with it ends the thread too."""
-        try:
-            upcoming.make()
-        except PackhorseError as error:
-            self._fail(error)
-            raise
-
-    def take(self) -> None:
-        """The next is handed out. Whoever calls holds the lock."""
-        self.handover.take()
-        if self.handover.acknowledgement_due:
-            self.call()
+    def look(self, ahead: int, take: bool) -> MicroBatch | None:
+        """What is so far ahead, which is settled; taken, if that is the next. Whoever calls holds the lock."""
+        found = self.handover.peek(ahead)
+        micro_batch = self._rebuilt(ahead, found) if isinstance(found, Deliver) else found
+        if take:
+            self.handover.take(micro_batch)
+            if self.handover.acknowledgement_due:
+                self.call()
+        return micro_batch
 
     def call(self) -> None:
         """There is something to say. Whoever calls holds the lock, and calls ``say`` once it is free."""
@@ -212,23 +206,21 @@ class Connection:
     def _read(self) -> None:
         # Not more than half a window at once: the server waits for what the loop takes meanwhile to be acknowledged.
         for frames in islice(self._dealer.messages(), max(1, self.session.identity.window // 2)):
-            message, extra = decode(frames)
-            self._step(partial(self.session.receive, message, extra))
+            self._step(self.session.receive, *decode(frames))
 
     def _rebuild_ahead(self) -> None:
         """What is ready, so that a loop that is away need not wait for it."""
         away_s = max(self.was_away, time.monotonic() - self.last_asked)
         while self.asking_since is None and away_s >= AWAY_S and not self._called:
             with self.lock:
-                upcoming = self.handover.raw
-            if upcoming is None:
-                return
-            upcoming.make()
+                if (raw := self.handover.raw) is None:
+                    return
+                self._rebuilt(*raw)
 
-    def _step(self, transition: Callable[[], list[Effect]]) -> None:
+    def _step(self, transition: Callable[..., list[Effect]], *arguments: object) -> None:
         """One transition of the session; what it forgets, the loop must not take meanwhile."""
         with self.lock:
-            effects = transition()
+            effects = transition(*arguments)
             for effect in effects:
                 self._hand_over(effect)
         self._carry_out(effects)
@@ -236,7 +228,7 @@ class Connection:
     def _hand_over(self, effect: Effect) -> None:
         match effect:
             case Deliver():
-                self.handover.ready.append(self._upcoming(effect))
+                self.handover.ready.append(effect)
             case Finish():
                 self.handover.ready.append(None)
             case Forget():
@@ -291,21 +283,20 @@ class Connection:
             # The connection went down meanwhile: the next one begins with HELLO, which says it all again.
             self.handover.connected = False
 
-    def _upcoming(self, arrived: Deliver) -> Upcoming:
-        contract = self.session.contract
-        if contract is None:
-            raise ProtocolError("BATCH before WELCOME")
-        return Upcoming(partial(self._rebuilt, arrived, contract))
+    def _rebuilt(self, ahead: int, arrived: Deliver) -> MicroBatch:
+        """What arrived, rebuilt, and ready in its place from now on. Whoever calls holds the lock.
 
-    def _rebuilt(self, arrived: Deliver, contract: ResolvedContract) -> MicroBatch:
-        """By the contract under which it came. Raises nothing but ``PackhorseError``."""
-        identity, payload = self.session.identity, memoryview(arrived.payload)
+        Raises nothing but ``PackhorseError``, which ends the thread too.
+        """
         try:
-            return self._finish(
-                view_microbatch(arrived.body, payload, contract, identity.layout, identity.reader.context)
-            )
-        except Exception as error:  # whatever it is, the thread must end and the loop hear of it
+            if self.session.rebuilder is None:
+                raise ProtocolError("BATCH before WELCOME")
+            rebuilt = self._finish(self.session.rebuilder.rebuild(arrived.body, memoryview(arrived.payload)))
+        except Exception as error:  # whatever it is, the loop must hear of it
+            self._fail(error)
             raise self._named(error) from error
+        self.handover.ready[ahead] = rebuilt
+        return rebuilt
 
     def _named(self, error: Exception) -> PackhorseError:
         """Itself, or what stands for it in the loop."""

@@ -107,7 +107,7 @@ class Feed(Iterator[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """From where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
-        return self.chunks(1)[0]
+        return iter(self._look, None)
 
     def __next__(self) -> MicroBatch:
         """The next micro-batch; behind the end of a pass, the first of the next one."""
@@ -283,19 +283,14 @@ class Feed(Iterator[MicroBatch]):
         try:
             while True:
                 with connection.lock:
-                    settled = connection.handover.settled(ahead)
-                    upcoming = connection.handover.peek(ahead) if settled else None
-                    found = settled and (upcoming is None or upcoming.rebuilt is not None)
-                    if found and take:
-                        self._taken += upcoming is not None
-                        connection.take()
-                if found:
-                    connection.say()
-                    return None if upcoming is None else upcoming.rebuilt
-                if upcoming is not None:
-                    connection.rebuild(upcoming)  # and look again: an attempt that began meanwhile dropped it
-                else:
-                    self._wait(began, ahead)
+                    if settled := connection.handover.settled(ahead):
+                        micro_batch = connection.look(ahead, take)
+                if settled:
+                    break
+                self._wait(began, ahead)
+            self._taken += take and micro_batch is not None
+            connection.say()
+            return micro_batch
         finally:
             connection.asked()
 

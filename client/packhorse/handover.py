@@ -1,42 +1,23 @@
 """What the Feed's thread and the loop share.
 
-Whoever calls a ``Handover`` holds the connection's lock. An ``Upcoming`` micro-batch has one of its own: it is rebuilt
-outside of the other, so that meanwhile the thread reads and the loop takes what is ready.
+Whoever calls it holds the connection's lock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from threading import Lock
 
 from packhorse.errors import PackhorseError
 from packhorse.microbatch import MicroBatch
-from packhorse.session import ClientSession, Effect, State
+from packhorse.session import ClientSession, Deliver, Effect, State
 from packhorse.state import FeedState
 
-__all__ = ["Handover", "Upcoming"]
+__all__ = ["Handover", "Ready"]
 
-
-class Upcoming:
-    """A micro-batch that has arrived, and is rebuilt once: by the thread, or by a loop that comes first."""
-
-    __slots__ = ("_lock", "_rebuild", "rebuilt")
-
-    def __init__(self, rebuild: Callable[[], MicroBatch]) -> None:
-        self.rebuilt: MicroBatch | None = None
-        self._rebuild = rebuild
-        self._lock = Lock()
-
-    def make(self) -> MicroBatch:
-        """Rebuild it where nobody has. Raises what is wrong with it, each time."""
-        with self._lock:
-            if (made := self.rebuilt) is None:
-                made = self.rebuilt = self._rebuild()
-                del self._rebuild  # and with it what arrived
-            return made
+# A micro-batch as it arrived, or rebuilt: by the thread, or by a loop that comes first; None is END.
+Ready = Deliver | MicroBatch | None
 
 
 @dataclass(slots=True)
@@ -44,7 +25,7 @@ class Handover:
     """The thread fills ``ready``, the loop takes from it; the session keeps count."""
 
     session: ClientSession
-    ready: deque[Upcoming | None] = field(default_factory=deque)  # None is END
+    ready: deque[Ready] = field(default_factory=deque)
     unacknowledged: int = 0  # what was taken since the last ACK
     error: PackhorseError | None = None
     unsaid: list[Effect] = field(
@@ -54,7 +35,7 @@ class Handover:
     last_failure: str = "nobody has answered there yet"
 
     def settled(self, ahead: int = 0) -> bool:
-        """Whether ``take``, or ``peek`` so far ahead, has an answer."""
+        """Whether ``peek`` so far ahead has an answer."""
         if self.error is not None:
             return True
         return not self.unsaid and (len(self.ready) > ahead or self._end_within(ahead))
@@ -63,7 +44,7 @@ class Handover:
         upcoming = islice(self.ready, ahead + 1)
         return self.session.state is State.ENDED or None in upcoming
 
-    def peek(self, ahead: int) -> Upcoming | None:
+    def peek(self, ahead: int) -> Ready:
         """The next micro-batch or one behind it, which stays to be taken; ``None`` behind the end.
 
         Raises what went wrong, behind what is ready.
@@ -77,16 +58,15 @@ class Handover:
             raise self.error
         return None
 
-    def take(self) -> None:
-        """The next micro-batch, which was rebuilt, is handed out, or the end is."""
+    def take(self, micro_batch: MicroBatch | None) -> None:
+        """The next, rebuilt, is handed out; ``None``: the end is."""
         if self.unsaid or not self.ready:
             return
-        upcoming = self.ready.popleft()
+        self.ready.popleft()
         self.unacknowledged += 1
-        if upcoming is None:
+        if micro_batch is None:
             self.session.end_handed_out()
         else:
-            micro_batch = upcoming.rebuilt or upcoming.make()
             self.session.handed_out(micro_batch.position, micro_batch.row_digest)
 
     @property
@@ -98,9 +78,10 @@ class Handover:
         return 2 * self.unacknowledged >= self.session.identity.window or self.session.position.index == 0
 
     @property
-    def raw(self) -> Upcoming | None:
-        """The first that nobody has rebuilt."""
-        return next((upcoming for upcoming in self.ready if upcoming is not None and upcoming.rebuilt is None), None)
+    def raw(self) -> tuple[int, Deliver] | None:
+        """The first that nobody has rebuilt, and how far ahead it is."""
+        found = ((ahead, ready) for ahead, ready in enumerate(self.ready) if isinstance(ready, Deliver))
+        return next(found, None)
 
     def resume(self, saved: FeedState) -> None:
         """Begin at ``saved``; the thread still has to say so to the server."""

@@ -6,8 +6,9 @@ offsets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from packhorse.context_parallel import Partition, held_slots
 from packhorse.errors import ContractError
@@ -34,13 +35,14 @@ class Position(NamedTuple):
 ORIGIN = Position(0, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """One micro-batch as delivered to one rank.
 
     ``labels`` hold the next id also where ``loss_mask`` is 0 (a prompt, say): weigh the loss with the
     mask, or use ``masked_labels``. ``cu_seqlens`` is logical and ``cu_seqlens_padded`` physical, both of
     the whole row. ``step_loss_tokens`` is the exact denominator of a per-token loss over all ranks.
+
+    It is equal to itself alone: arrays are never compared. ``msgspec.structs.replace`` copies it with other values.
     """
 
     tokens: Array  # int64 [T]; None on a pipeline stage that embeds nothing

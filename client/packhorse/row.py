@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packhorse.payload import bits
+from packhorse.payload import bits, narrowest
 
 __all__ = ["Geometry", "Row", "SampleKey", "row_digest"]
 
@@ -29,9 +29,9 @@ PLACE = Struct("<qq")  # step, index
 
 
 @lru_cache(maxsize=4)
-def _counting(count: int) -> npt.NDArray[np.int64]:
-    """0 … count-1, read-only: most rows have one width."""
-    numbers = np.arange(count)
+def _counting(count: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """0 … count-1, read-only, as narrow as they fit: most rows have one width."""
+    numbers: npt.NDArray[np.unsignedinteger[Any]] = np.arange(count, dtype=narrowest(count))
     numbers.flags.writeable = False
     return numbers
 
@@ -41,6 +41,7 @@ class Geometry:
 
     def __init__(self, cu_seqlens: npt.NDArray[Any], cu_seqlens_padded: npt.NDArray[Any]) -> None:
         logical, physical = cu_seqlens.astype(np.int64), cu_seqlens_padded.astype(np.int64)
+        self.physical = physical
         self.starts = physical[:-1]
         self.lengths = logical[1:] - logical[:-1]
         self.padded_lengths = physical[1:] - self.starts
@@ -54,8 +55,12 @@ class Geometry:
         return self.write_positions(np.empty(self.width, np.int64))
 
     def write_positions(self, out: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """``position_ids`` into an array of [T]."""
-        return np.subtract(_counting(self.width), self.starts.repeat(self.padded_lengths), out=out)
+        """``position_ids`` into an array of [T]; worked out in narrow integers, of which many fit into the cache."""
+        slots = _counting(self.width)
+        positions = self.starts.astype(slots.dtype).repeat(self.padded_lengths)
+        np.subtract(slots, positions, out=positions)
+        out[:] = positions
+        return out
 
     @cached_property
     def segments(self) -> list[slice]:
@@ -63,7 +68,7 @@ class Geometry:
         occupied = self.lengths > 0
         return list(map(slice, self.starts[occupied].tolist(), self.ends[occupied].tolist()))
 
-    @cached_property
+    @property
     def padding(self) -> list[slice]:
         """The slots of each stretch of padding."""
         (padded,) = self.gaps.nonzero()
@@ -80,10 +85,10 @@ class Geometry:
             real[stretch] = False
         return real
 
-    @cached_property
+    @property
     def last_slots(self) -> npt.NDArray[np.int64]:
         """[L] the slot of each non-empty segment's last logical position."""
-        return self.ends[self.lengths > 0] - 1
+        return self.ends[self.lengths.nonzero()] - 1
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,13 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
+from msgspec import Struct
+
 from packhorse.contract import BatchContract, ResolvedContract
 from packhorse.errors import ContractError, HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import ORIGIN, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.rules import Violation
 from packhorse.state import FeedState
 from packhorse.wire import (
@@ -85,8 +88,7 @@ class Send:
     extra: Frames = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """Rebuild this micro-batch and keep it ready for the loop."""
 
     body: BatchBody
@@ -141,6 +143,7 @@ class ClientSession:
     attempt: bytes = NO_ATTEMPT
     fingerprint: bytes = b""
     contract: ResolvedContract | None = None  # the server's, once welcomed
+    rebuilder: Rebuilder | None = field(default=None, compare=False)  # by that contract
     _num_microbatches: int = 0  # of a step, once welcomed
     position: Position = ORIGIN  # of the next micro-batch to hand out
     expected: Position = ORIGIN  # of the next one to receive
@@ -286,9 +289,9 @@ class ClientSession:
         self.state = State.STREAMING
         self.expected = self.position
         self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
+        self.rebuilder = Rebuilder(message.contract, self.identity.layout, self.identity.reader.context)
         self._num_microbatches = message.contract.num_microbatches(self.identity.layout)
-        self.warnings = message.warnings
-        self.waiting = None
+        self.warnings, self.waiting = message.warnings, None
         return [Forget(), Send(self.ack(0.0))]
 
     def _inside_a_step(self) -> ContractError:

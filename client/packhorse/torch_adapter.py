@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from packhorse.microbatch import MicroBatch
 
@@ -19,19 +18,19 @@ ARRAYS = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seq
 
 def to_torch(micro_batch: MicroBatch, *, pin: bool) -> MicroBatch:
     """numpy to torch: shared memory, or a copy into pinned memory where ``pin`` is set."""
-    return _each(micro_batch, partial(_tensor, pin=pin))
+    return _each(micro_batch, _pinned if pin else torch.from_numpy)
 
 
 def _each(micro_batch: MicroBatch, change: Callable[[Any], torch.Tensor]) -> MicroBatch:
     """A copy with every array that this rank holds changed."""
-    held = {name: array for name in ARRAYS if (array := getattr(micro_batch, name)) is not None}
-    changed: dict[str, Any] = {name: change(array) for name, array in held.items()}
+    changed: dict[str, Any] = {
+        name: change(array) for name in ARRAYS if (array := getattr(micro_batch, name)) is not None
+    }
     return replace(micro_batch, **changed)
 
 
-def _tensor(array: np.ndarray[Any, Any], *, pin: bool) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory() if pin else tensor
+def _pinned(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(array).pin_memory()
 
 
 def to_device(micro_batch: MicroBatch, device: Any, *, non_blocking: bool) -> MicroBatch:

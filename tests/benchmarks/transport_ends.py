@@ -31,7 +31,7 @@ from packhorse.row import Row
 from packhorse.session import ClientSession, Deliver, Fail, Finish, Identity, State
 from packhorse.session import Effect as ClientEffect
 from packhorse.session import Send as Say
-from packhorse.views import view_arrays, view_microbatch
+from packhorse.views import view_arrays
 from packhorse.wire import Batch, BatchBody, Hello, decode, encode
 from packhorse_service.admission import Limits
 from packhorse_service.door import Door
@@ -465,8 +465,8 @@ class Reading:
                 case Say(message, extra):
                     self.dealer.send([encode(message), *extra])
                 case Deliver(body, payload):
-                    if self.rebuild:
-                        view_microbatch(body, memoryview(payload), self.case.contract, self.case.layout, 0)
+                    if self.rebuild and self.session.rebuilder is not None:
+                        self.session.rebuilder.rebuild(body, memoryview(payload))
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
                     if self.taken == self.case.messages // WARM_UP:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from packhorse import MicroBatch, Packing, ParallelLayout, Partition
 from packhorse.adapters import megatron_bridge, varlen

@@ -39,6 +39,7 @@ from packhorse import (
 from packhorse.connection import Connection
 from packhorse.contract import resolve
 from packhorse.microbatch import ORIGIN, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.wire import (
     Ack,
@@ -354,9 +355,7 @@ def test_a_chunk_that_waits_far_ahead_has_the_server_know_what_was_taken(
 
 def upcoming(feed: Feed) -> list[bool]:
     """Whether each micro-batch that is ready is rebuilt."""
-    return [
-        micro_batch is not None and micro_batch.rebuilt is not None for micro_batch in feed._connection.handover.ready
-    ]
+    return [isinstance(ready, MicroBatch) for ready in feed._connection.handover.ready]
 
 
 def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +538,7 @@ def test_whatever_fails_while_a_micro_batch_is_rebuilt_is_raised_in_the_loop(
         raise MemoryError("no room")
 
     monkeypatch.setattr(connection, "AWAY_S", away_s)
-    monkeypatch.setattr(connection, "view_microbatch", fails)
+    monkeypatch.setattr(Rebuilder, "rebuild", fails)
     with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0))), feed_from(endpoint) as feed:
         with pytest.raises(TransportError, match="the feed failed: MemoryError: no room"):
             next(feed)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import copy
+import pickle
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from packhorse.microbatch import ORIGIN, MicroBatch, Position
 from packhorse.torch_adapter import to_torch
@@ -104,6 +107,25 @@ def test_cross_entropy_over_masked_labels_counts_the_local_loss_tokens(case: Row
 def test_slots_are_the_same_from_tensors_and_arrays(case: RowCase) -> None:
     arrays = deliver(case, 1)
     assert np.array_equal(to_torch(arrays, pin=False).slots(), arrays.slots())
+
+
+@given(row_cases())
+def test_a_micro_batch_is_equal_to_itself_alone_and_survives_a_copy(case: RowCase) -> None:
+    """In a set, a cache or another process; arrays are never compared for it."""
+    micro_batch = deliver(case, with_keys=True)
+    for other in (copy.copy(micro_batch), copy.deepcopy(micro_batch), pickle.loads(pickle.dumps(micro_batch))):
+        assert other != micro_batch
+        assert other in {other, micro_batch}
+        assert repr(other) == repr(micro_batch)
+        assert all(np.array_equal(getattr(other, name), getattr(micro_batch, name)) for name in held(micro_batch))
+    assert weakref.ref(micro_batch)() is micro_batch
+
+
+@settings(max_examples=3)
+@given(row_cases())
+def test_a_micro_batch_is_not_changed_in_place(case: RowCase) -> None:
+    with pytest.raises(AttributeError):
+        deliver(case).step = 3  # type: ignore[misc]
 
 
 @given(st.integers(0, 100), st.integers(1, 20))

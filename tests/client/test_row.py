@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packhorse.context_parallel import Partition
 from packhorse.errors import ContractError
-from packhorse.row import Row, row_digest
+from packhorse.row import Geometry, Row, row_digest
 from packhorse.torch_adapter import to_torch
 from tests.strategies import RowCase, deliver, row_cases
 
@@ -163,6 +163,14 @@ def plain_row(logical: list[int], physical: list[int]) -> Row:
 OFFSETS = st.lists(
     st.integers(0, 3).flatmap(lambda length: st.tuples(st.just(length), st.integers(length, 4))), min_size=1, max_size=4
 ).map(lambda lengths: tuple(np.cumsum([0, *of_kind]).tolist() for of_kind in zip(*lengths, strict=True)))
+
+
+@pytest.mark.parametrize("width", [65_535, 65_536, 65_537])
+def test_positions_restart_in_each_segment_of_a_wide_row(width: int) -> None:
+    """Around the width up to which 16 bits hold them; an empty segment may begin behind the last slot."""
+    offsets = np.array([0, 3, width - 1, width, width])
+    expected = [*range(3), *range(width - 4), 0]
+    assert Geometry(offsets, offsets).position_ids.tolist() == expected
 
 
 @given(OFFSETS, OFFSETS)

@@ -37,7 +37,7 @@ def test_the_padding_mask_goes_to_every_stage_or_to_none(stage: Stage) -> None:
 
 def test_needs_are_fields_of_a_micro_batch() -> None:
     every = needed(Stage.ONLY, packed=True, mtp=True, padding_mask=True)
-    assert every <= set(MicroBatch.__dataclass_fields__)
+    assert every <= set(MicroBatch.__struct_fields__)
 
 
 def test_a_pipeline_has_one_first_and_one_last_stage() -> None:

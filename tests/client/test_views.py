@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,8 @@ from packhorse.errors import ContractError, ProtocolError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch
 from packhorse.payload import join_arrays, split_arrays
-from packhorse.views import view_arrays, view_microbatch
+from packhorse.rebuilding import Rebuilder
+from packhorse.views import view_arrays
 from packhorse.wire import Batch, decode, encode
 from tests.strategies import (
     ATTEMPT,
@@ -299,7 +300,7 @@ def test_a_pipeline_stage_is_handed_what_it_uses_and_the_offsets(stage: str, cas
         body, _ = body_and_payload(case, rank)
         view = view_arrays(case.row, case.contract, case.layout, rank, needs)
         body = structs.replace(body, arrays=view.table)
-        part = view_microbatch(body, memoryview(view.payload), case.contract, case.layout, rank)
+        part = Rebuilder(case.contract, case.layout, rank).rebuild(body, memoryview(view.payload))
         assert (view.slots, view.loss_tokens) == (body.slots, whole.local_loss_tokens)
         for name in WORKED:
             if name in needs:
@@ -321,11 +322,36 @@ def test_a_payload_may_begin_at_any_address(case: RowCase, shift: int) -> None:
     for rank in range(case.layout.context):
         body, payload = body_and_payload(case, rank, with_keys=True)
         shifted = memoryview(bytearray(shift) + payload)[shift:]
-        found = view_microbatch(body, shifted, case.contract, case.layout, rank)
-        expected = view_microbatch(body, memoryview(payload), case.contract, case.layout, rank)
+        found = Rebuilder(case.contract, case.layout, rank).rebuild(body, shifted)
+        expected = Rebuilder(case.contract, case.layout, rank).rebuild(body, memoryview(payload))
         for name in (*DTYPES, "padding_mask"):
             assert np.array_equal(getattr(found, name), getattr(expected, name))
         assert found.keys == expected.keys
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 16])
+def test_a_loss_mask_is_exact_where_every_slot_is_trained_on_and_where_one_is_not(width: int) -> None:
+    """The first kind is rebuilt without a look at each bit."""
+    for untrained in (None, *range(width)):
+        mask = tuple(int(slot != untrained) for slot in range(width))
+        sample = Sample(tuple(range(10, 10 + width)), tuple(range(11, 11 + width)), mask)
+        delivered = deliver(case_of([sample], ParallelLayout(), seq_length=width), 0)
+        assert delivered.loss_mask.tolist() == list(mask)
+
+
+@given(case=ROWS)
+def test_what_was_rebuilt_stays_as_it_is_when_the_next_is(case: RowCase) -> None:
+    for rank in range(case.layout.context):
+        rebuilder = Rebuilder(case.contract, case.layout, rank)
+        body, payload = body_and_payload(case, rank)
+        first, second = (rebuilder.rebuild(body, memoryview(payload)) for _ in range(2))
+        payload[:] = bytes(len(payload))
+        expected = deliver(case, rank)
+        for name in DTYPES:
+            one, other = getattr(first, name), getattr(second, name)
+            assert np.array_equal(one, getattr(expected, name))
+            assert not np.shares_memory(one, other)
+            assert one.flags.writeable, "a loop may change what it was handed"
 
 
 # What does not fit together is refused --------------------------------------------------------------
@@ -337,7 +363,7 @@ def damaged(case: RowCase, arrays: dict[str, AnyArray | None], width: int | None
     sent: dict[str, Any] = {**split_arrays(body.arrays, memoryview(payload)), **arrays}
     table, buffer = join_arrays({name: array for name, array in sent.items() if array is not None})
     body = structs.replace(body, arrays=table, slots=body.slots if width is None else width)
-    return view_microbatch(body, memoryview(buffer), case.contract, case.layout, 0)
+    return Rebuilder(case.contract, case.layout, 0).rebuild(body, memoryview(buffer))
 
 
 def ints(*values: int, dtype: str = "<i4") -> AnyArray:
@@ -450,7 +476,7 @@ def test_a_damaged_header_never_fails_otherwise() -> None:
             try:
                 message, extra = decode([bytes(changed), payload])
                 assert isinstance(message, Batch)
-                found = view_microbatch(message.body, memoryview(extra[0]), case.contract, case.layout, 0)
+                found = Rebuilder(case.contract, case.layout, 0).rebuild(message.body, memoryview(extra[0]))
             except ProtocolError:
                 continue
             assert len(found.tokens) == len(found.labels) == message.body.slots
@@ -460,4 +486,4 @@ def test_a_micro_batch_has_the_fields_of_the_design() -> None:
     promised = {*WORKED, *DTYPES, "max_seqlen", "num_tokens", "num_loss_tokens", "local_loss_tokens", "step_tokens"}
     promised |= {"padding_mask", "host_offsets"}
     promised |= {"step_loss_tokens", "step", "index", "num_microbatches", "filler", "keys"}
-    assert promised <= {f.name for f in fields(MicroBatch)}
+    assert promised <= {f.name for f in structs.fields(MicroBatch)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from packhorse import MicroBatch, ParallelLayout, Partition
 from packhorse.adapters import megatron_bridge
@@ -122,7 +122,7 @@ def _fields_cut(case: Case) -> None:
     names = [name for name in megatron_bridge.batch(micro_batch_with([0, 8], [0, 8])) if hasattr(whole, name)]
     cut = {name for name in names if len(getattr(whole, name)) != len(getattr(part, name))}
     assert cut == set(case.expect["partitioned"])
-    kept = [name for name in MicroBatch.__dataclass_fields__ if name not in cut]
+    kept = [name for name in MicroBatch.__struct_fields__ if name not in cut]
     assert not any(fnmatchcase(name, pattern) for name in cut for pattern in case.expect["keys"])
     assert all(name in kept for name in METADATA)
 

@@ -10,8 +10,8 @@ import numpy as np
 from packhorse import BatchContract, MicroBatch, ParallelLayout
 from packhorse.contract import ResolvedContract, resolve
 from packhorse.offsets import align, pad_to_width
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
-from packhorse.views import view_microbatch
 from packhorse_service.assembly import assemble
 from packhorse_service.framing import frame_step, view_of
 from packhorse_service.sources.formats import TokenArrays
@@ -60,7 +60,7 @@ def deliver_row(row: Row, contract: ResolvedContract, layout: ParallelLayout, ra
     framed = frame_step(0, [[row]] * layout.data, b"", contract, layout, with_keys=False)
     at = layout.coordinates(rank)
     view = framed.of(view_of(at, contract, layout))[0]
-    return view_microbatch(view.body, memoryview(view.payload), contract, layout, at.context)
+    return Rebuilder(contract, layout, at.context).rebuild(view.body, memoryview(view.payload))
 
 
 def row_with(logical: Sequence[int], physical: Sequence[int]) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from packhorse import BatchContract, ConfigError, MicroBatch, ParallelLayout, ProtocolError
 from packhorse_service.tap import TapSettings, layout_of, load_state, local_digest, tap
@@ -123,7 +123,7 @@ def a_row(**changes: Any) -> MicroBatch:
         **{"filler": False, "ignore_index": -100, "row_digest": bytes(16), "host_offsets": (offsets, offsets)},
     }
     made = MicroBatch(**{**whole, **changes})
-    return made if "row_digest" in changes else dataclasses.replace(made, row_digest=made.computed_digest())
+    return made if "row_digest" in changes else replace(made, row_digest=made.computed_digest())
 
 
 class FeedOf:
@@ -158,7 +158,7 @@ def test_the_local_digest_tells_every_array_apart(field: str) -> None:
 
 def test_the_local_digest_is_of_a_position() -> None:
     row = a_row()
-    moved = [dataclasses.replace(row, step=1), dataclasses.replace(row, index=1)]
+    moved = [replace(row, step=1), replace(row, index=1)]
     assert len({local_digest(mb) for mb in (row, *moved)}) == 3
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import yaml
 
 from packhorse import ParallelLayout, Position
-from packhorse.views import view_microbatch
+from packhorse.rebuilding import Rebuilder
 from packhorse_service.config import load_config
 from packhorse_service.framing import view_of
 from packhorse_service.pipeline import Pipeline, plan_stream
@@ -97,6 +97,6 @@ def _undisturbed(config: Path) -> dict[int, dict[Position, str]]:
             at = plan.layout.coordinates(rank)
             for view in step.of(view_of(at, plan.contract, plan.layout)):
                 payload = memoryview(view.payload)
-                micro_batch = view_microbatch(view.body, payload, plan.contract, plan.layout, at.context)
+                micro_batch = Rebuilder(plan.contract, plan.layout, at.context).rebuild(view.body, payload)
                 of_rank[micro_batch.position] = local_digest(micro_batch).hex()
     return digests

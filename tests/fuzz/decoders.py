@@ -22,9 +22,9 @@ from packhorse.contract import Packing
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import ORIGIN, MicroBatch, Position
+from packhorse.rebuilding import KEYS_DECODER, KEYS_LIMIT_BYTES, Rebuilder
 from packhorse.schema import pack, unpack
 from packhorse.state import FeedState, read_states, write_states
-from packhorse.views import KEYS_DECODER, KEYS_LIMIT_BYTES, view_microbatch
 from packhorse.wire import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.cutting import NEVER, Era
 from packhorse_service.snapshot import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot, inside_window
@@ -114,7 +114,7 @@ def _view(data: bytes) -> tuple[int, BatchBody, MicroBatch]:
     message, extra = decode([header, payload])
     if not isinstance(message, Batch):
         raise ProtocolError("this is no BATCH")
-    rebuilt = view_microbatch(message.body, memoryview(extra[0]), case.contract, case.layout, rank)
+    rebuilt = Rebuilder(case.contract, case.layout, rank).rebuild(message.body, memoryview(extra[0]))
     return situation, message.body, rebuilt
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # documented, not listed in __all__
 from torch.nn.functional import scaled_dot_product_attention

@@ -16,10 +16,10 @@ from packhorse.contract import BatchContract, ResolvedContract, resolve
 from packhorse.errors import PackhorseError
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.session import ClientSession, Deliver, Fail, Finish, Forget, Identity, Reconnect, Send, State
 from packhorse.session import Effect as ClientEffect
-from packhorse.views import view_microbatch
 from packhorse.wire import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.offer import Offer, readers_of
@@ -238,7 +238,7 @@ class Network:
                     client.to_server.append(_frames(message, extra))
                 case Deliver(body, payload):
                     rank = client.session.identity.reader.context
-                    client.ready.append(view_microbatch(body, memoryview(payload), CONTRACT, LAYOUT, rank))
+                    client.ready.append(Rebuilder(CONTRACT, LAYOUT, rank).rebuild(body, memoryview(payload)))
                 case Forget():
                     client.ready.clear()
                     client.finished = False

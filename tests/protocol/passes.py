@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from packhorse.layout import Coordinates
 from packhorse.microbatch import MicroBatch, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.session import Deliver, Finish, Forget, State
 from packhorse.session import Effect as ClientEffect
-from packhorse.views import view_microbatch
 from packhorse.wire import encode
 from packhorse_service.effects import Effect, Make, Send
 from packhorse_service.framing import FramedStep, frame_step
@@ -107,7 +107,7 @@ class PassNetwork(Network):
             match effect:
                 case Deliver(body, payload):
                     rank = client.session.identity.reader.context
-                    client.waiting.append(view_microbatch(body, memoryview(payload), CONTRACT, LAYOUT, rank))
+                    client.waiting.append(Rebuilder(CONTRACT, LAYOUT, rank).rebuild(body, memoryview(payload)))
                 case Forget():
                     client.waiting.clear()
                 case Finish():

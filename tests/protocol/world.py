@@ -27,11 +27,11 @@ from packhorse.contract import BatchContract, ResolvedContract, resolve
 from packhorse.errors import PackhorseError
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.microbatch import ORIGIN, Position
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
 from packhorse.session import ClientSession, Deliver, Fail, Finish, Forget, Identity, Reconnect, Send, State
 from packhorse.session import Effect as ClientEffect
 from packhorse.state import FeedState
-from packhorse.views import view_microbatch
 from packhorse.wire import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.attempt import Phase
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
@@ -348,7 +348,7 @@ class World:
         assert delivered.payload == expected.payload
         if self.wire:
             payload, context = memoryview(delivered.payload), process.at.context
-            rebuilt = view_microbatch(delivered.body, payload, self.shape.contract, self.shape.layout, context)
+            rebuilt = Rebuilder(self.shape.contract, self.shape.layout, context).rebuild(delivered.body, payload)
             assert rebuilt.position == process.cursor
             if rebuilt.holds_whole_row:
                 assert rebuilt.computed_digest() == rebuilt.row_digest

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from packhorse.contract import ResolvedContract
 from packhorse.errors import SourceError
 from packhorse.microbatch import MicroBatch
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row, SampleKey
-from packhorse.views import view_microbatch
 from packhorse_service.assembling import Assembled, Segment
 from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
 from packhorse_service.config import ServeConfig
@@ -250,7 +250,7 @@ def steps_of(pipeline: Pipeline, *, limit: int = 10_000) -> list[FramedStep]:
 def microbatches(step: FramedStep, plan: StreamPlan) -> list[MicroBatch]:
     """The micro-batches of the whole rows of a step, rank by rank, as a client rebuilds them."""
     return [
-        view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, 0)
+        Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
         for rank in range(plan.layout.data)
         for view in step.of(ViewKey(rank, 0))
     ]

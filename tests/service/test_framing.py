@@ -12,8 +12,8 @@ from packhorse.context_parallel import Partition, local_slots
 from packhorse.contract import BatchContract, ResolvedContract, resolve
 from packhorse.layout import Coordinates, ParallelLayout
 from packhorse.payload import split_arrays
+from packhorse.rebuilding import Rebuilder
 from packhorse.row import Row
-from packhorse.views import view_microbatch
 from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
 from packhorse_service.stream import Piece
 from tests.service.corpus import build_row, consecutive, make_block
@@ -57,7 +57,7 @@ def test_each_slice_is_the_slots_of_its_rank(partition: Partition) -> None:
     assert set(step.views) == {ViewKey(0, 0), ViewKey(0, 1), ViewKey(1, 0), ViewKey(1, 1)}
     for (rank, cut, _), views in step.views.items():
         for index, view in enumerate(views):
-            batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, cut)
+            batch = Rebuilder(contract, LAYOUT, cut).rebuild(view.body, memoryview(view.payload))
             row = rows[rank][index]
             slots = local_slots(partition, row.cu_seqlens_padded, 2, cut)
             assert batch.tokens.tolist() == row.tokens[slots].tolist()
@@ -73,7 +73,7 @@ def test_whole_rows_have_one_view_a_data_parallel_rank() -> None:
     assert set(step.views) == {ViewKey(0, 0), ViewKey(1, 0)}
     for (rank, _, _), views in step.views.items():
         for index, view in enumerate(views):
-            batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, 1)
+            batch = Rebuilder(contract, LAYOUT, 1).rebuild(view.body, memoryview(view.payload))
             assert batch.tokens.tolist() == rows[rank][index].tokens.tolist()
             assert batch.computed_digest() == view.body.row_digest
 
@@ -155,7 +155,7 @@ def test_keys_travel_on_request_and_never_with_a_filler() -> None:
     step, rows, _ = framed(Partition.WHOLE, filler=True, with_keys=True)
     for (rank, _, _), views in step.views.items():
         for index, view in enumerate(views):
-            batch = view_microbatch(view.body, memoryview(view.payload), contract, LAYOUT, 0)
+            batch = Rebuilder(contract, LAYOUT, 0).rebuild(view.body, memoryview(view.payload))
             assert batch.keys == rows[rank][index].keys
             assert batch.keys or batch.filler
             plain = without.of(ViewKey(rank, 0))[index]
@@ -190,8 +190,8 @@ def test_a_pipeline_stage_gets_the_fields_it_uses_and_all_get_the_metadata(
     (full, _) = frame_step(5, rows, b"", contract, whole, with_keys=False).of(
         view_of(Coordinates(1, 1, 0, 0), contract, whole)
     )
-    staged = view_microbatch(view.body, memoryview(view.payload), contract, layout, 1)
-    everything = view_microbatch(full.body, memoryview(full.payload), contract, whole, 1)
+    staged = Rebuilder(contract, layout, 1).rebuild(view.body, memoryview(view.payload))
+    everything = Rebuilder(contract, whole, 1).rebuild(full.body, memoryview(full.payload))
     for name in FIELDS:
         if name in used:
             assert np.array_equal(getattr(staged, name), getattr(everything, name))

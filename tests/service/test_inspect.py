@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from packhorse.microbatch import MicroBatch
-from packhorse.views import view_microbatch
+from packhorse.rebuilding import Rebuilder
 from packhorse_service.commands import app
 from packhorse_service.config import load_config
 from packhorse_service.framing import FramedStep, ViewKey
@@ -59,7 +59,7 @@ def served(path: Path) -> list[list[list[MicroBatch]]]:
 
     def of_rank(step: FramedStep, rank: int) -> list[MicroBatch]:
         views = step.of(ViewKey(rank, 0))
-        return [view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, 0) for view in views]
+        return [Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload)) for view in views]
 
     return [[of_rank(step, rank) for rank in range(plan.layout.data)] for step in run_plan(plan)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch
-from packhorse.views import view_microbatch
+from packhorse.rebuilding import Rebuilder
 from packhorse_service.framing import FramedStep, ViewKey
 from tests.service.test_modes import documents, pipeline, save, steps
 
@@ -54,7 +54,7 @@ def views(case: dict[str, Any], partition: str, context: int) -> tuple[list[Fram
 def micro_batch(step: FramedStep, plan: Any, rank: int, cut: int, index: int) -> MicroBatch:
     key = ViewKey(rank, cut if plan.contract.partition != "whole" else 0)
     view = step.of(key)[index]
-    return view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, cut)
+    return Rebuilder(plan.contract, plan.layout, cut).rebuild(view.body, memoryview(view.payload))
 
 
 def check_row(row: MicroBatch) -> None:

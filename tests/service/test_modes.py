@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhorse.microbatch import MicroBatch
-from packhorse.views import view_microbatch
+from packhorse.rebuilding import Rebuilder
 from packhorse_service.config import load_config
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.pipeline import Pipeline, make_engine, plan_stream
@@ -65,7 +65,7 @@ def delivered(made: Pipeline, cut: int = 0) -> list[MicroBatch]:
     """All micro-batches of data-parallel rank 0 …, as one context-parallel rank gets them, step by step."""
     plan = made.plan
     return [
-        view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, cut)
+        Rebuilder(plan.contract, plan.layout, cut).rebuild(view.body, memoryview(view.payload))
         for step in steps(made)
         for rank in range(plan.layout.data)
         for view in step.of(ViewKey(rank, cut if plan.contract.partition != "whole" else 0))

@@ -15,7 +15,7 @@ import pytest
 
 from packhorse.errors import ContractError, SourceError
 from packhorse.microbatch import MicroBatch
-from packhorse.views import view_microbatch
+from packhorse.rebuilding import Rebuilder
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading import ProcessEngine
 from packhorse_service.pipeline import Pipeline, StreamPlan
@@ -254,7 +254,7 @@ def test_a_step_can_tell_which_samples_its_rows_were_made_of(corpus: Corpus) -> 
     for step in run_plan(plan):
         for rank, index in product(range(2), range(2)):
             (view,) = step.of(ViewKey(rank, 0))[index : index + 1]
-            batch = view_microbatch(view.body, memoryview(view.payload), plan.contract, plan.layout, 0)
+            batch = Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
             told = step.origin(rank, index)
             assert (f"; {len(batch.keys) - 8} samples more" in told) == (len(batch.keys) > 8)
             for source, shard, key in batch.keys[:8]:

@@ -22,7 +22,6 @@ from packhorse.dealer import ConnectionEvent, Dealer
 from packhorse.errors import PackhorseError, ProtocolError
 from packhorse.keys import ClientKey, find_client_key
 from packhorse.session import ClientSession, Deliver, Effect, Fail, Finish, Forget, Identity, Reconnect, Send
-from packhorse.views import view_microbatch
 from packhorse.wire import Frames, decode, encode
 from packhorse_service.loadtest.messages import COMMANDS, Go, Job, Leave, Measure, Progress, Ready, Report
 from packhorse_service.loadtest.rank import Pace, Period, SimulatedRank, Taken
@@ -223,17 +222,16 @@ class Swarm:
 
     def _rebuilt(self, rank: SimulatedRank, effect: Deliver, size: int) -> Taken:
         """All that a real rank does with a frame, its tensors included; they are not kept."""
-        identity, contract = rank.session.identity, rank.session.contract
-        if contract is None:
+        rebuilder = rank.session.rebuilder
+        if rebuilder is None:
             raise ProtocolError("BATCH before WELCOME")
-        payload = memoryview(effect.payload)
-        rebuilt = view_microbatch(effect.body, payload, contract, identity.layout, identity.reader.context)
-        whole = rebuilt.holds_whole_row
+        rebuilt = rebuilder.rebuild(effect.body, memoryview(effect.payload))
+        shares = 1 if rebuilt.holds_whole_row else rebuilt.context_size
         return Taken(
             position=rebuilt.position,
             digest=rebuilt.row_digest,
             tokens=rebuilt.num_tokens,
-            delivered=rebuilt.num_tokens / (1 if whole else identity.layout.context),
+            delivered=rebuilt.num_tokens / shares,
             filler=rebuilt.filler,
             wire_bytes=size,
             verified=self.job.verify and verified(rebuilt),
