@@ -27,9 +27,10 @@ from packhorse.keys import find_client_key
 from packhorse.layout import ParallelLayout
 from packhorse.microbatch import MicroBatch, Position
 from packhorse.rules import Violation
-from packhorse.session import DEFAULT_WINDOW, ClientSession, Identity, State
+from packhorse.session import ClientSession, Identity, State
 from packhorse.state import FeedState, read_states, write_states
 from packhorse.stats import FeedStats
+from packhorse.wire import DEFAULT_WINDOW
 
 __all__ = ["Feed", "FeedStats"]
 

@@ -119,9 +119,9 @@ class Rebuilder:
         for name in OFFSETS:
             if name not in arrays:
                 raise ProtocolError(f"BATCH {body.step}.{body.index} lacks the array {name!r}")
-        if ("loss_mask" in arrays) == LABELS.isdisjoint(arrays):
+        if ("loss_mask" in arrays) != len(LABELS.intersection(arrays)):
             raise ProtocolError(
-                f"BATCH {body.step}.{body.index} has labels without loss_mask, or loss_mask without labels"
+                f"BATCH {body.step}.{body.index} must have labels of one kind and loss_mask, or neither"
             )
         if body.slots > self._slots_limit:
             raise ProtocolError(f"BATCH has {body.slots} slots, at most {self._slots_limit} by contract")

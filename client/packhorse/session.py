@@ -55,20 +55,8 @@ from packhorse.wire import (
     Welcome,
 )
 
-__all__ = [
-    "DEFAULT_WINDOW",
-    "ClientSession",
-    "Deliver",
-    "Effect",
-    "Fail",
-    "Finish",
-    "Identity",
-    "Reconnect",
-    "Send",
-    "State",
-]
+__all__ = ["ClientSession", "Deliver", "Effect", "Fail", "Finish", "Identity", "Reconnect", "Send", "State"]
 
-DEFAULT_WINDOW = 16  # micro-batches; what is read and acknowledged half a window at once costs less, the larger it is
 UNANSWERED_LIMIT = 5  # keep-alive intervals; a server that knows of a HELLO says WAIT in each
 
 

@@ -28,6 +28,7 @@ from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
 
 __all__ = [
+    "DEFAULT_WINDOW",
     "PROTOCOL_VERSION",
     "Ack",
     "Batch",
@@ -56,6 +57,8 @@ ATTEMPT_BYTES = 8
 NO_ATTEMPT = b""
 NAME_LIMIT = 64
 WINDOW_LIMIT = 1 << 16
+# Micro-batches. What is sent, read and acknowledged half a window at once costs less the larger it is.
+DEFAULT_WINDOW = 16
 
 
 class SnapshotRef(NamedTuple):

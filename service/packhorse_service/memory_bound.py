@@ -23,7 +23,7 @@ from packhorse.contract import ResolvedContract
 from packhorse.errors import ConfigError, SourceError
 from packhorse.layout import ParallelLayout
 from packhorse.payload import narrowest
-from packhorse.session import DEFAULT_WINDOW
+from packhorse.wire import DEFAULT_WINDOW
 from packhorse_service.config import ServeConfig
 from packhorse_service.framing import ViewKey, view_of
 from packhorse_service.offer import readers_of

@@ -394,6 +394,7 @@ WHOLE = worked_example(Partition.WHOLE)
         pytest.param(WHOLE, {"last_targets": ints(14, dtype="<u2")}, id="a last target too few"),
         pytest.param(WHOLE, {"last_targets": ints(14, 26, 0, dtype="<u2")}, id="a target for the tail"),
         pytest.param(SLICED, {"labels": ints(*range(7), dtype="<u2")}, id="a label too few"),
+        pytest.param(WHOLE, {"labels": ints(*range(16), dtype="<u2")}, id="labels of two kinds"),
         pytest.param(SLICED, {"cu_seqlens_padded": ints(0, 6, 12, 16)}, id="a segment that cannot be cut"),
         *(
             pytest.param(WHOLE, {name: None}, id=f"without {name}")

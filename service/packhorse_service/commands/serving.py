@@ -97,16 +97,23 @@ def serve(
             monitor=address,
         )
         _announce(server, plans, endpoint_file, monitor_file)
-        gc.freeze()  # what start-up made stays: no collection need look at it, nor the end take it apart
-        gc.set_threshold(OBJECTS_A_COLLECTION)
+        _collect_less()
         with server.stopped_by_signals():
             return EXIT_CODES[server.serve()]
 
 
-# A step is thousands of small objects, which live until it is delivered and are in no cycles: to look through them as
-# often as Python does by itself, at every 700, takes 4 % of the server's CPU.
-OBJECTS_A_COLLECTION = 50_000
 EXIT_CODES = {Ending.ALL_LEFT: 0, Ending.STOPPED: 0, Ending.SILENT: 3}
+OBJECTS_A_COLLECTION = 50_000
+
+
+def _collect_less() -> None:
+    """Look for cyclic garbage where there may be some, and not so often.
+
+    What start-up made stays. A step is thousands of small objects in no cycles, which live until it is delivered: to
+    look through them as often as Python does by itself, at every 700, takes 4 % of the server's CPU.
+    """
+    gc.freeze()
+    gc.set_threshold(OBJECTS_A_COLLECTION)
 
 
 def _or_none(monitor: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from packhorse import ConfigError, Feed
-from packhorse.session import DEFAULT_WINDOW
+from packhorse.wire import DEFAULT_WINDOW
 from packhorse_service.tap import TapSettings, layout_of, load_state, tap
 from packhorse_service.trainer_file import TrainerFile, load_trainer
 

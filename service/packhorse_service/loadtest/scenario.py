@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from packhorse.errors import ConfigError
 from packhorse.layout import ParallelLayout
-from packhorse.session import DEFAULT_WINDOW
+from packhorse.wire import DEFAULT_WINDOW
 from packhorse_service.config import LayoutSection, Section
 from packhorse_service.loadtest.thresholds import Threshold, parse_threshold
 from packhorse_service.tap import layout_of
