@@ -28,7 +28,7 @@ __all__ = ["END_WAIT_S", "Connection"]
 
 KEEP_ALIVE_S = 1.0
 AWAY_S = 0.002  # a loop that stays away so long has something to do meanwhile
-NAP_S = 0.01  # how often the thread looks whether the loop is away
+NAP_S = 0.02  # how often the thread looks whether the loop is away
 END_WAIT_S = 30.0  # how long a reader that has ended stays until all others have
 
 
