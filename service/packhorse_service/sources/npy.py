@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import repeat
 from tokenize import TokenError
 from typing import Any, NamedTuple
 
@@ -72,8 +72,7 @@ def join_arrays(column: Column) -> Joined | None:
     if counts.min() < 0 or cut.any():
         return None
     blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
-    headers = map(_header_of, counts.tolist(), repeat(dtype.str), repeat(begin))
-    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(headers):
+    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(map(_headers(dtype.str, begin), counts.tolist())):
         return None
     begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
     joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
@@ -108,12 +107,17 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     return shape[0], dtype, stream.tell()
 
 
-@lru_cache(maxsize=16384)  # it says but how many values follow
-def _header_of(count: int, dtype: str, size: int) -> bytes:
-    """Return the common header of so many values, which takes ``size`` bytes."""
+@lru_cache(maxsize=4)
+def _headers(dtype: str, size: int) -> Callable[[int], bytes]:
+    """Return what gives the common header, of ``size`` bytes, of so many values; it says nothing else of them."""
     start = MAGIC + b"\x01\x00" + (size - MAGIC_BYTES - 2).to_bytes(2, "little")
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}"
-    return (start + text.encode()).ljust(size - 1) + b"\n"
+
+    @lru_cache(maxsize=16384)
+    def header(count: int) -> bytes:
+        text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}"
+        return (start + text.encode()).ljust(size - 1) + b"\n"
+
+    return header
 
 
 def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:
