@@ -65,9 +65,9 @@ class Packer:
         self._big = 0  # pending samples over half a pack
         self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
         self._arrivals: deque[int] = deque()  # in order; those already packed are skipped when met
-        # By size a queue of samples, as links: most have one, which takes two entries and no object of its own.
+        # By size a queue of samples, as links: most have one, which takes one entry and no object of its own.
         self._oldest: dict[int, int] = {}  # size -> its first sample …
-        self._newest: dict[int, int] = {}  # … and its last
+        self._newest: dict[int, int] = {}  # … and its last, where that is another
         self._behind: dict[int, int] = {}  # sample -> the next one of its size
         # 1 where a sample of that many units is pending: its ``rfind`` is a fast "largest of at most".
         self._sizes = bytearray(plan.capacity + 1)
@@ -92,12 +92,11 @@ class Packer:
         self.units += sum(sizes)
         oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
         for sample, units in zip(samples, sizes, strict=True):
-            if units in newest:
-                behind[newest[units]] = sample
+            if present[units]:
+                behind[newest.get(units, oldest[units])] = newest[units] = sample
             else:
                 oldest[units] = sample
                 present[units] = 1
-            newest[units] = sample
             if units > half:
                 self._big += 1
 
@@ -128,7 +127,8 @@ class Packer:
 
         Returns the room that is left. This is ``_take`` written out: most samples are packed here.
         """
-        arrivals, size_of, oldest, behind = self._arrivals, self._size_of, self._oldest, self._behind
+        arrivals, size_of = self._arrivals, self._size_of
+        oldest, behind, present = self._oldest, self._behind, self._sizes
         room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
         skipped: list[int] = []
         while room > tail and arrivals and len(pack) < limit:
@@ -142,9 +142,10 @@ class Packer:
                     break
                 continue
             if sample in behind:
-                oldest[units] = behind.pop(sample)
+                self._move_up(units)
             else:
-                self._run_out(units)
+                del oldest[units]
+                present[units] = 0
             if units > half:
                 self._big -= 1
             del size_of[sample]
@@ -157,19 +158,21 @@ class Packer:
         """Move the oldest sample of a pending size into the pack; returns the size."""
         sample = self._oldest[size]
         if sample in self._behind:
-            self._oldest[size] = self._behind.pop(sample)
+            self._move_up(size)
         else:
-            self._run_out(size)
+            del self._oldest[size]
+            self._sizes[size] = 0
         if size > self._half:
             self._big -= 1
         del self._size_of[sample]
         pack.append(sample)
         return size
 
-    def _run_out(self, size: int) -> None:
-        """The last sample of a size was taken."""
-        del self._oldest[size], self._newest[size]
-        self._sizes[size] = 0
+    def _move_up(self, size: int) -> None:
+        """The oldest of several samples of a size was taken."""
+        following = self._oldest[size] = self._behind.pop(self._oldest[size])
+        if self._newest[size] == following:
+            del self._newest[size]
 
     def _has(self, size: int, count: int) -> bool:
         """Whether so many samples of a pending size are pending."""
@@ -198,17 +201,17 @@ class Packer:
     def _best_pair(self, room: int, probes: int) -> tuple[int, ...]:
         """The best pair found from the largest size downwards."""
         best: tuple[int, ...] = ()
-        most = 0
-        first = self._largest(room - 1)
+        most, largest = 0, self._sizes.rfind  # ``_largest`` written out
+        first = largest(1, 0, room)
         while 2 * first > most and probes:
-            second = self._largest(min(room - first, first))
-            if second == first and not self._has(first, 2):
-                second = self._largest(first - 1)
+            second = largest(1, 0, min(room - first, first) + 1)
+            if second == first and first not in self._newest:
+                second = largest(1, 0, first)
             if second and first + second > most:
                 best, most = (first, second), first + second
                 if most == room:
                     break
-            first = self._largest(first - 1)
+            first = largest(1, 0, first)
             probes -= 1
         return best
 

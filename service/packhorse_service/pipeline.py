@@ -330,7 +330,8 @@ class Pipeline:
             if pieces is None:
                 self._exhausted = True
                 break
-            assembler.add(pieces)
+            if pieces:
+                assembler.add(pieces)
         assembled = assembler.next()
         if assembled is None:
             return None

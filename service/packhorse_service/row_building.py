@@ -43,7 +43,7 @@ def build_rows(
     """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
     padding, memory = np.array(contract.pad_id, narrowest(contract.vocab_size)), _Memory()
     return [
-        _row(_one_each(micro_batch), contract, padding, memory, of_row)
+        _row(micro_batch, contract, padding, memory, of_row)
         for micro_batch, of_row in zip(micro_batches, keys, strict=True)
     ]
 
@@ -57,25 +57,23 @@ class _Memory(dict[TokenBlock, memoryview]):
 
 
 def _row(
-    pieces: Sequence[Piece],
+    micro_batch: Assembled,
     contract: ResolvedContract,
     padding: npt.NDArray[Any],
     memory: _Memory,
     keys: tuple[SampleKey, ...],
 ) -> Row:
-    """The row of segments of one piece each."""
-    _, _, _, blocks, _, begins, ends, slots = zip(*pieces, strict=True)
+    pieces, slots = _one_each(micro_batch), micro_batch.slots
     layout = LAYOUTS[contract.packed](slots, contract)
-    parts = [memory[block][begin:end] for block, begin, end in zip(blocks, begins, ends, strict=True)]
-    ids = np.frombuffer(b"".join(parts), np.uint32)
-    places = _sums(map(sub, ends, begins))
+    ids = np.frombuffer(b"".join([memory[piece.block][piece.begin : piece.end] for piece in pieces]), np.uint32)
+    places = _sums([piece.end - piece.begin for piece in pieces])
     tokens = layout.placed(ids, places, padding)
     mask, labels = None, None
-    if any(block.loss_mask is not None for block in blocks):
+    if any(piece.block.loss_mask is not None for piece in pieces):
         mask = layout.placed(_loss_mask(pieces), _sums(slots), UNSUPERVISED)
-    if any(block.labels is not None for block in blocks):
+    if any(piece.block.labels is not None for piece in pieces):
         labels = layout.placed(_targets(pieces), _sums(slots), padding)
-        last = np.array([_predicted(block).item(end - 1) for block, end in zip(blocks, ends, strict=True)], np.uint32)
+        last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
         return Row(tokens, last, mask, layout.logical, layout.physical, labels, keys)
     row = Row(tokens, ids[np.array(places[1:]) - 1], mask, layout.logical, layout.physical, None, keys)
     row.hash_now(ids)

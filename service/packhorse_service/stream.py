@@ -194,7 +194,7 @@ class SampleStream:
         if not reading.drawn_from:
             blocks.draw_from(at.shard, reading)
         shard, index, facts = at.shard, at.index, reading.facts
-        sample, begin, end, slots = reading.spans[index]
+        sample, begin, end, slots = reading.span(index)
         if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
             counts = self._counts[number]
             counts.samples += 1
@@ -230,7 +230,7 @@ class SampleStream:
         self, source: int, shard: int, reading: Reading, index: int, lengths: Sequence[int]
     ) -> list[Piece]:
         """The pieces of a sample that may be faulty or over length."""
-        (sample, begin, end, slots), overlap = reading.spans[index], reading.overlap
+        (sample, begin, end, slots), overlap = reading.span(index), reading.overlap
         setting, whole = self._settings[source], (begin, end)
         fault = reading.faults.get(sample)
         if slots > lengths[0] and setting.over_length is OverLength.ERROR:
