@@ -26,6 +26,7 @@ Offsets = npt.NDArray[np.int32]
 SampleKey = tuple[str, str, str]  # source, shard, key
 
 PLACE = Struct("<qq")  # step, index
+IDS, OFFSETS = np.dtype("<u4"), np.dtype("<i4")  # as they are hashed
 
 
 @lru_cache(maxsize=4)
@@ -107,7 +108,7 @@ class Row:
     def geometry(self) -> Geometry:
         return Geometry(self.cu_seqlens, self.cu_seqlens_padded)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return int(self.cu_seqlens.item(-1))
 
@@ -225,16 +226,17 @@ def _content(
     cu_seqlens: npt.NDArray[Any],
     cu_seqlens_padded: npt.NDArray[Any],
 ) -> blake2b:
-    state = blake2b(ids.astype("<u4", copy=False).data, digest_size=16)
-    offsets = cu_seqlens.astype("<i4", copy=False), cu_seqlens_padded.astype("<i4", copy=False)
-    state.update(b"".join((mask_bits.data, *(each.data for each in offsets))))
+    state = blake2b(ids.astype(IDS, copy=False).data, digest_size=16)
+    offsets = cu_seqlens.astype(OFFSETS, copy=False), cu_seqlens_padded.astype(OFFSETS, copy=False)
+    buffers: tuple[Any, ...] = mask_bits, *offsets  # as arrays are, whatever a type checker knows of them
+    state.update(b"".join(buffers))
     return state
 
 
 def _digest(content: blake2b, step: int, index: int, own_labels: list[npt.NDArray[Any]] | None) -> bytes:
     content.update(PLACE.pack(step, index))
     if own_labels is not None:
-        content.update(_joined(own_labels).astype("<u4", copy=False).data)
+        content.update(_joined(own_labels).astype(IDS, copy=False).data)
     return content.digest()
 
 

@@ -38,7 +38,8 @@ class CostModel:
 
     def cost(self, lengths: Sequence[int]) -> int:
         """Cost of a pack with segments of these lengths, in slots."""
-        return self.linear * sum(lengths) + sum(map(mul, lengths, lengths))
+        squares: int = sum(map(mul, lengths, lengths))
+        return self.linear * sum(lengths) + squares
 
 
 def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:

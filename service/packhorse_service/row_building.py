@@ -49,9 +49,13 @@ def build_rows(
 
 
 class _Memory(dict[TokenBlock, memoryview]):
-    """The ids of blocks, as they lie in memory."""
+    """The ids of blocks, as they lie in memory; and whether any block asked for has more than ids."""
+
+    masked = labelled = False
 
     def __missing__(self, block: TokenBlock) -> memoryview:
+        self.masked |= block.loss_mask is not None
+        self.labelled |= block.labels is not None
         ids = self[block] = block.tokens.data
         return ids
 
@@ -69,9 +73,9 @@ def _row(
     places = _sums([piece.end - piece.begin for piece in pieces])
     tokens = layout.placed(ids, places, padding)
     mask, labels = None, None
-    if any(piece.block.loss_mask is not None for piece in pieces):
+    if memory.masked and any(piece.block.loss_mask is not None for piece in pieces):
         mask = layout.placed(_loss_mask(pieces), _sums(slots), UNSUPERVISED)
-    if any(piece.block.labels is not None for piece in pieces):
+    if memory.labelled and any(piece.block.labels is not None for piece in pieces):
         labels = layout.placed(_targets(pieces), _sums(slots), padding)
         last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
         return Row(tokens, last, mask, layout.logical, layout.physical, labels, keys)
