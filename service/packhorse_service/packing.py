@@ -11,7 +11,6 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,10 +63,10 @@ class Packer:
         self._half = plan.capacity // 2
         self._big = 0  # pending samples over half a pack
         self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
-        self._arrivals: deque[int] = deque()  # in order; those already packed are skipped when met
-        # By size a queue of samples, as links: most have one, which takes one entry and no object of its own.
+        # By size a queue of samples, as links: most have one, which takes two entries and no object of its own.
+        # Those of a size of which no sample is pending any more are left as they are.
         self._oldest: dict[int, int] = {}  # size -> its first sample …
-        self._newest: dict[int, int] = {}  # … and its last, where that is another
+        self._newest: dict[int, int] = {}  # … and its last
         self._behind: dict[int, int] = {}  # sample -> the next one of its size
         # 1 where a sample of that many units is pending: its ``rfind`` is a fast "largest of at most".
         self._sizes = bytearray(plan.capacity + 1)
@@ -88,15 +87,15 @@ class Packer:
     def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
         """Samples arrive, each with its units."""
         self._size_of.update(zip(samples, sizes, strict=True))
-        self._arrivals.extend(samples)
         self.units += sum(sizes)
         oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
         for sample, units in zip(samples, sizes, strict=True):
             if present[units]:
-                behind[newest.get(units, oldest[units])] = newest[units] = sample
+                behind[newest[units]] = sample
             else:
                 oldest[units] = sample
                 present[units] = 1
+            newest[units] = sample
             if units > half:
                 self._big += 1
 
@@ -125,54 +124,43 @@ class Packer:
     def _fill_in_order(self, tail: int, pack: list[int]) -> int:
         """Take samples in arrival order, the oldest first, while more than ``tail`` units are left.
 
-        Returns the room that is left. This is ``_take`` written out: most samples are packed here.
+        ``pack`` is empty. Returns the room that is left. This is ``_take`` written out: most samples are packed here.
         """
-        arrivals, size_of = self._arrivals, self._size_of
         oldest, behind, present = self._oldest, self._behind, self._sizes
         room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
-        skipped: list[int] = []
-        while room > tail and arrivals and len(pack) < limit:
-            sample = arrivals.popleft()
-            units = size_of.get(sample)
-            if units is None:
-                continue
+        passed_over = 0
+        for sample, units in self._size_of.items():
             if units > room:
-                skipped.append(sample)
-                if len(skipped) == SKIP_LIMIT:
+                passed_over += 1
+                if passed_over == SKIP_LIMIT:
                     break
                 continue
             if sample in behind:
-                self._move_up(units)
+                oldest[units] = behind.pop(sample)
             else:
-                del oldest[units]
                 present[units] = 0
             if units > half:
                 self._big -= 1
-            del size_of[sample]
             pack.append(sample)
             room -= units
-        arrivals.extendleft(reversed(skipped))
+            if room <= tail or len(pack) == limit:
+                break
+        for sample in pack:
+            del self._size_of[sample]
         return room
 
     def _take(self, size: int, pack: list[int]) -> int:
         """Move the oldest sample of a pending size into the pack; returns the size."""
         sample = self._oldest[size]
         if sample in self._behind:
-            self._move_up(size)
+            self._oldest[size] = self._behind.pop(sample)
         else:
-            del self._oldest[size]
             self._sizes[size] = 0
         if size > self._half:
             self._big -= 1
         del self._size_of[sample]
         pack.append(sample)
         return size
-
-    def _move_up(self, size: int) -> None:
-        """The oldest of several samples of a size was taken."""
-        following = self._oldest[size] = self._behind.pop(self._oldest[size])
-        if self._newest[size] == following:
-            del self._newest[size]
 
     def _has(self, size: int, count: int) -> bool:
         """Whether so many samples of a pending size are pending."""
@@ -205,7 +193,7 @@ class Packer:
         first = largest(1, 0, room)
         while 2 * first > most and probes:
             second = largest(1, 0, min(room - first, first) + 1)
-            if second == first and first not in self._newest:
+            if second == first and not self._has(first, 2):
                 second = largest(1, 0, first)
             if second and first + second > most:
                 best, most = (first, second), first + second
