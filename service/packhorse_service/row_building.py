@@ -13,8 +13,8 @@ Shapes: S = segments that hold something; E = entries of an offset array; N = sl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from operator import sub
+from itertools import accumulate, chain
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -141,18 +141,19 @@ class _Layout(NamedTuple):
     """Where the segments of a row stand."""
 
     lengths: Sequence[int]  # [S] logical slots of each …
-    gaps: Sequence[int]  # [S] … and the slots of padding behind it
+    gaps: Sequence[int]  # [S] … and the slots of padding behind it; empty where none has any
+    tail: int  # slots of padding behind all of them
     logical: Offsets  # [E]
     physical: Offsets  # [E]
 
     def placed(self, values: npt.NDArray[Any], begins: Sequence[int], padding: npt.NDArray[Word]) -> npt.NDArray[Word]:
         """[N] a part of ``values`` for each segment, followed by its padding, which gives the type of all."""
         source, blank = values.astype(padding.dtype, casting="same_kind", copy=False).data, padding.tobytes()
-        parts: list[memoryview | bytes] = []
-        for begin, length, gap in zip(begins, self.lengths, self.gaps, strict=False):
-            parts.append(source[begin : begin + length])
-            if gap:
-                parts.append(blank * gap)
+        parts: list[memoryview | bytes]
+        parts = [source[begin : begin + length] for begin, length in zip(begins, self.lengths, strict=False)]
+        if self.gaps:
+            parts = list(chain.from_iterable(zip(parts, [blank * gap for gap in self.gaps], strict=True)))
+        parts.append(blank * self.tail)
         return np.frombuffer(b"".join(parts), padding.dtype)
 
 
@@ -164,24 +165,22 @@ def row_offsets(slots: Iterable[Sequence[int]], contract: ResolvedContract) -> l
 
 def _packed_layout(slots: Sequence[int], contract: ResolvedContract) -> _Layout:
     """Aligned segments, then the tail, then entries up to a fixed number."""
-    multiple = contract.segment_multiple
-    aligned = slots if multiple == 1 else [-(-length // multiple) * multiple for length in slots]
-    logical, physical = _sums(slots), _sums(aligned)
+    multiple, logical = contract.segment_multiple, _sums(slots)
+    gaps = [-length % multiple for length in slots] if multiple > 1 else []
+    physical = _sums(map(add, slots, gaps)) if gaps else logical.copy()
     used = physical[-1]
     width = (
         contract.max_width if contract.pad_to_max_length else -(-used // contract.row_multiple) * contract.row_multiple
     )
     if used > width:  # a pack that does not fit its row cannot be: better said than trained on
         raise ContractError(f"segments of {used} slots do not fit their row; raise seq_length")
-    gaps = list(map(sub, aligned, slots))
-    gaps[-1] += width - used
     if used < width and contract.tail_padding is TailPadding.OWN_SEGMENT:
         logical.append(logical[-1])
         physical.append(width)
     physical[-1] = width
     if contract.pad_cu_seqlens and contract.max_segments:
         _fill_up(logical, physical, len(slots), contract.max_segments)
-    return _Layout(slots, gaps, np.array(logical, np.int32), np.array(physical, np.int32))
+    return _Layout(slots, gaps, width - used, np.array(logical, np.int32), np.array(physical, np.int32))
 
 
 def _fill_up(logical: list[int], physical: list[int], segments: int, most: int) -> None:
@@ -198,9 +197,8 @@ def _dense_layout(slots: Sequence[int], contract: ResolvedContract) -> _Layout:
     rows, width = contract.micro_batch_size, contract.seq_length
     empty = rows - len(slots)
     gaps = [width - length for length in slots]
-    gaps[-1] += width * empty
     logical, physical = _sums([*slots, *[0] * empty]), range(0, width * rows + 1, width)
-    return _Layout(slots, gaps, np.array(logical, np.int32), np.array(physical, np.int32))
+    return _Layout(slots, gaps, width * empty, np.array(logical, np.int32), np.array(physical, np.int32))
 
 
 LAYOUTS = {True: _packed_layout, False: _dense_layout}
