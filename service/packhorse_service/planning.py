@@ -83,6 +83,8 @@ def _by_cost(costs: Sequence[int]) -> list[int]:
 
 def _spread_supervision(rows: list[list[int]], costs: Sequence[int], supervised: Supervised) -> None:
     """Give each row without supervised slots a pack that has some, from the nearest row that can spare it."""
+    if all(supervised):
+        return
     trained = [sum(bool(supervised[pack]) for pack in row) for row in rows]
     for needy in range(len(rows)):
         if trained[needy] or all(supervised[pack] is None for pack in rows[needy]):

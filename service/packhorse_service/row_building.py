@@ -69,8 +69,8 @@ def _row(
 ) -> Row:
     pieces, slots = _one_each(micro_batch), micro_batch.slots
     layout = LAYOUTS[contract.packed](slots, contract)
-    ids = np.frombuffer(b"".join([memory[piece.block][piece.begin : piece.end] for piece in pieces]), np.uint32)
-    places = _sums([piece.end - piece.begin for piece in pieces])
+    parts = [memory[piece.block][piece.begin : piece.end] for piece in pieces]
+    ids, places = np.frombuffer(b"".join(parts), np.uint32), _sums(map(len, parts))
     tokens = layout.placed(ids, places, padding)
     mask, labels = None, None
     if memory.masked and any(piece.block.loss_mask is not None for piece in pieces):
@@ -169,9 +169,7 @@ def _packed_layout(slots: Sequence[int], contract: ResolvedContract) -> _Layout:
     gaps = [-length % multiple for length in slots] if multiple > 1 else []
     physical = _sums(map(add, slots, gaps)) if gaps else logical.copy()
     used = physical[-1]
-    width = (
-        contract.max_width if contract.pad_to_max_length else -(-used // contract.row_multiple) * contract.row_multiple
-    )
+    width = contract.max_width if contract.pad_to_max_length else used + -used % contract.row_multiple
     if used > width:  # a pack that does not fit its row cannot be: better said than trained on
         raise ContractError(f"segments of {used} slots do not fit their row; raise seq_length")
     if used < width and contract.tail_padding is TailPadding.OWN_SEGMENT:
