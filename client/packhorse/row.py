@@ -7,7 +7,7 @@ L = segments of at least one real slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -103,14 +103,14 @@ class Row:
     labels: Ids | None = None  # [T] arbitrary on padding
     keys: tuple[SampleKey, ...] = ()
     filler: bool = False
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", self.cu_seqlens.item(-1))
 
     @cached_property
     def geometry(self) -> Geometry:
         return Geometry(self.cu_seqlens, self.cu_seqlens_padded)
-
-    @cached_property
-    def num_tokens(self) -> int:
-        return int(self.cu_seqlens.item(-1))
 
     @property
     def width(self) -> int:
