@@ -60,7 +60,7 @@ class Packer:
     def __init__(self, plan: PackingPlan) -> None:
         self.plan = plan
         self.units = 0  # pending, in all
-        self._half = plan.capacity // 2
+        self._capacity, self._limit, self._half = plan.capacity, plan.segments_limit, plan.capacity // 2
         self._big = 0  # pending samples over half a pack
         self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
         # By size a queue of samples, as links: most have one, which takes two entries and no object of its own.
@@ -110,15 +110,16 @@ class Packer:
         """The samples of the next pack, in the order in which they are laid out. Needs a pending sample."""
         dominated = len(self._size_of) < SAMPLES_FOR_EACH_BIG * self._big
         average = self.units // len(self._size_of)
-        tail = self.plan.capacity - 1 if dominated else max(self.plan.capacity // TAIL_SHARE, TAIL_SAMPLES * average)
+        capacity, limit = self._capacity, self._limit
+        tail = capacity - 1 if dominated else max(capacity // TAIL_SHARE, TAIL_SAMPLES * average)
         pack: list[int] = []
-        room = self._fill_in_order(min(tail, self.plan.capacity - 1), pack)
+        room = self._fill_in_order(min(tail, capacity - 1), pack)
         if not dominated:
-            for size in self._best_closing(room, self.plan.segments_limit - len(pack)):
+            for size in self._best_closing(room, limit - len(pack)):
                 room -= self._take(size, pack)
-        while (size := self._largest(room)) and len(pack) < self.plan.segments_limit:
+        while (size := self._largest(room)) and len(pack) < limit:
             room -= self._take(size, pack)
-        self.units -= self.plan.capacity - room
+        self.units -= capacity - room
         return pack
 
     def _fill_in_order(self, tail: int, pack: list[int]) -> int:
@@ -127,7 +128,7 @@ class Packer:
         ``pack`` is empty. Returns the room that is left. This is ``_take`` written out: most samples are packed here.
         """
         oldest, behind, present = self._oldest, self._behind, self._sizes
-        room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
+        room, limit, half = self._capacity, self._limit, self._half
         passed_over = 0
         for sample, units in self._size_of.items():
             if units > room:
