@@ -93,9 +93,9 @@ def frame_step(
     everything = [row for of_rank in rows for row in of_rank]
     totals = StepTotals(
         len(everything),
-        sum(row.num_tokens for row in everything if not row.filler),
-        sum(row.num_loss_tokens for row in everything),
-        sum(row.width for row in everything),
+        sum([row.num_tokens for row in everything if not row.filler]),
+        sum([row.num_loss_tokens for row in everything]),
+        sum([row.width for row in everything]),
     )
     longest = iter(_longest(everything))
     facts = [[(row, row.digest(step, index), next(longest)) for index, row in enumerate(of_rank)] for of_rank in rows]

@@ -14,7 +14,7 @@ from packhorse_service.cutting import NEVER
 from packhorse_service.mixing import Order
 from packhorse_service.reading import Ahead
 
-__all__ = ["ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
+__all__ = ["AS_PIECE", "ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
 
 
 class Piece(NamedTuple):

@@ -62,11 +62,6 @@ class Reading:
     faults: Mapping[int, Fault]
     drawn_from: bool = False
 
-    def span(self, index: int) -> tuple[int, int, int, int]:
-        """Sample, begin, end and slots of the one that is drawn at this place."""
-        samples, begins, ends, slots = self.spans
-        return samples[index], begins[index], ends[index], slots[index]
-
 
 class Ahead(NamedTuple):
     """Samples ahead, and what gives them in turn."""
