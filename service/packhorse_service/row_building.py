@@ -67,12 +67,13 @@ def _row(
     memory: _Memory,
     keys: tuple[SampleKey, ...],
 ) -> Row:
+    """One row; ``padding`` is its id, in their type on the wire, and ``memory`` what is shared with other rows."""
     pieces, slots = _one_each(micro_batch), micro_batch.slots
     layout = LAYOUTS[contract.packed](slots, contract)
     parts = [memory[piece.block][piece.begin : piece.end] for piece in pieces]
     ids, places = np.frombuffer(b"".join(parts), np.uint32), _sums(map(len, parts))
     tokens = layout.placed(ids, places, padding)
-    mask, labels = None, None
+    mask = None
     if memory.masked and any(piece.block.loss_mask is not None for piece in pieces):
         mask = layout.placed(_loss_mask(pieces), _sums(slots), UNSUPERVISED)
     if memory.labelled and any(piece.block.labels is not None for piece in pieces):
