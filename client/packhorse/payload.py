@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +43,10 @@ def _aligned(n: int) -> int:
 
 def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
     """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
-    table, gaps = _table(tuple((name, array.dtype, len(array)) for name, array in arrays.items()))
-    parts: list[bytes | memoryview] = []
+    table, gaps = _table(tuple([(name, array.dtype, len(array)) for name, array in arrays.items()]))
+    parts: list[Any] = []  # buffers, as arrays are, whatever a type checker knows of them
     for entry, gap, array in zip(table, gaps, arrays.values(), strict=True):
-        parts += gap, array.astype(DTYPES[entry.dtype], "C", copy=False).data
+        parts += gap, array.astype(DTYPES[entry.dtype], "C", copy=False)
     return table, bytearray().join(parts)
 
 

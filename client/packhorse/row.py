@@ -7,7 +7,7 @@ L = segments of at least one real slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -26,6 +26,7 @@ Offsets = npt.NDArray[np.int32]
 SampleKey = tuple[str, str, str]  # source, shard, key
 
 PLACE = Struct("<qq")  # step, index
+IDS, OFFSETS = np.dtype("<u4"), np.dtype("<i4")  # as they are hashed
 
 
 @lru_cache(maxsize=4)
@@ -107,14 +108,14 @@ class Row:
     labels: Ids | None = None  # [T] arbitrary on padding
     keys: tuple[SampleKey, ...] = ()
     filler: bool = False
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", self.cu_seqlens.item(-1))
 
     @cached_property
     def geometry(self) -> Geometry:
         return Geometry(self.cu_seqlens, self.cu_seqlens_padded)
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.cu_seqlens.item(-1))
 
     @property
     def width(self) -> int:
@@ -230,16 +231,17 @@ def _content(
     cu_seqlens: npt.NDArray[Any],
     cu_seqlens_padded: npt.NDArray[Any],
 ) -> blake2b:
-    state = blake2b(ids.astype("<u4", copy=False).data, digest_size=16)
-    offsets = cu_seqlens.astype("<i4", copy=False), cu_seqlens_padded.astype("<i4", copy=False)
-    state.update(b"".join((mask_bits.data, *(each.data for each in offsets))))
+    state = blake2b(ids.astype(IDS, copy=False).data, digest_size=16)
+    offsets = cu_seqlens.astype(OFFSETS, copy=False), cu_seqlens_padded.astype(OFFSETS, copy=False)
+    buffers: tuple[Any, ...] = mask_bits, *offsets  # as arrays are, whatever a type checker knows of them
+    state.update(b"".join(buffers))
     return state
 
 
 def _digest(content: blake2b, step: int, index: int, own_labels: list[npt.NDArray[Any]] | None) -> bytes:
     content.update(PLACE.pack(step, index))
     if own_labels is not None:
-        content.update(_joined(own_labels).astype("<u4", copy=False).data)
+        content.update(_joined(own_labels).astype(IDS, copy=False).data)
     return content.digest()
 
 

@@ -59,6 +59,9 @@ class Assembled(NamedTuple):
 
     def slots_by_source(self) -> Mapping[int, int]:
         """Logical slots, by the source that gave each slot's input."""
+        sources = {piece.source for piece in self.pieces}
+        if len(sources) == 1:  # as in nearly every micro-batch
+            return {sources.pop(): sum(self.slots)}
         by_source: defaultdict[int, int] = defaultdict(int)
         for piece in self.pieces:
             by_source[piece.source] += piece.slots
@@ -117,15 +120,17 @@ class Online:
         return int(self._packer.closed)
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        numbers = [piece.number for piece in pieces]
+        numbers, units = [piece.number for piece in pieces], [piece.slots for piece in pieces]
+        if self._multiple > 1:
+            units = [-(-slots // self._multiple) for slots in units]
         self._pieces.update(zip(numbers, pieces, strict=True))
-        self._packer.add_all(numbers, [-(-piece.slots // self._multiple) for piece in pieces])
+        self._packer.add_all(numbers, units)
 
     def next(self) -> Assembled | None:
         if not len(self._packer):
             return None
         numbers = self._packer.next_pack()
-        return Assembled.of_pieces([self._pieces.pop(number) for number in numbers], numbers)
+        return Assembled.of_pieces(list(map(self._pieces.pop, numbers)), numbers)
 
     def resume(self, pending: Iterable[Piece], used: int, /) -> None:
         self.add(list(pending))

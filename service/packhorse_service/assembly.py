@@ -89,6 +89,10 @@ class _Rule:
         if values is None or not values.size:
             return True
         counted = self.counted(values)
+        dtype = counted.dtype
+        if dtype.kind == "i" and self.limit <= np.iinfo(dtype).max:
+            # One look at each is enough: taken for unsigned ones, negative values are larger than all others.
+            return bool(counted.view(dtype.str.replace("i", "u")).max() < self.limit)
         return bool(counted.min() >= 0 and counted.max() < self.limit)
 
 

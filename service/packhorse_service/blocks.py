@@ -51,9 +51,9 @@ class Fault:
         return f"{self.place}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenBlock:
-    """Decoded and tokenised samples of one block.
+    """Decoded and tokenised samples of one block. Two are equal where they are one.
 
     ``next_offset`` is where the following block begins, or ``None`` when the shard ends here.
     """

@@ -93,9 +93,9 @@ def frame_step(
     everything = [row for of_rank in rows for row in of_rank]
     totals = StepTotals(
         len(everything),
-        sum(row.num_tokens for row in everything if not row.filler),
-        sum(row.num_loss_tokens for row in everything),
-        sum(row.width for row in everything),
+        sum([row.num_tokens for row in everything if not row.filler]),
+        sum([row.num_loss_tokens for row in everything]),
+        sum([row.width for row in everything]),
     )
     longest = iter(_longest(everything))
     facts = [[(row, row.digest(step, index), next(longest)) for index, row in enumerate(of_rank)] for of_rank in rows]
@@ -140,7 +140,7 @@ def _longest(rows: Sequence[Row]) -> list[int]:
     """Slots of each row's longest physical segment."""
     offsets = [row.cu_seqlens_padded for row in rows]
     firsts = list(accumulate(map(len, offsets), initial=0))
+    ends = np.concatenate(offsets)
     # Between two rows it steps back to 0, which is never the longest.
-    steps = np.diff(np.concatenate(offsets), prepend=np.int32(0))
-    longest: list[int] = np.maximum.reduceat(steps, firsts[:-1]).tolist()
+    longest: list[int] = np.maximum.reduceat(ends[1:] - ends[:-1], firsts[:-1]).tolist()
     return longest

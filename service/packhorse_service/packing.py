@@ -11,7 +11,6 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,11 +60,11 @@ class Packer:
     def __init__(self, plan: PackingPlan) -> None:
         self.plan = plan
         self.units = 0  # pending, in all
-        self._half = plan.capacity // 2
+        self._capacity, self._limit, self._half = plan.capacity, plan.segments_limit, plan.capacity // 2
         self._big = 0  # pending samples over half a pack
         self._size_of: dict[int, int] = {}  # pending sample -> its units, in arrival order
-        self._arrivals: deque[int] = deque()  # in order; those already packed are skipped when met
         # By size a queue of samples, as links: most have one, which takes two entries and no object of its own.
+        # Those of a size of which no sample is pending any more are left as they are.
         self._oldest: dict[int, int] = {}  # size -> its first sample …
         self._newest: dict[int, int] = {}  # … and its last
         self._behind: dict[int, int] = {}  # sample -> the next one of its size
@@ -88,11 +87,10 @@ class Packer:
     def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
         """Samples arrive, each with its units."""
         self._size_of.update(zip(samples, sizes, strict=True))
-        self._arrivals.extend(samples)
         self.units += sum(sizes)
         oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
         for sample, units in zip(samples, sizes, strict=True):
-            if units in newest:
+            if present[units]:
                 behind[newest[units]] = sample
             else:
                 oldest[units] = sample
@@ -112,45 +110,44 @@ class Packer:
         """The samples of the next pack, in the order in which they are laid out. Needs a pending sample."""
         dominated = len(self._size_of) < SAMPLES_FOR_EACH_BIG * self._big
         average = self.units // len(self._size_of)
-        tail = self.plan.capacity - 1 if dominated else max(self.plan.capacity // TAIL_SHARE, TAIL_SAMPLES * average)
+        capacity, limit = self._capacity, self._limit
+        tail = capacity - 1 if dominated else max(capacity // TAIL_SHARE, TAIL_SAMPLES * average)
         pack: list[int] = []
-        room = self._fill_in_order(min(tail, self.plan.capacity - 1), pack)
+        room = self._fill_in_order(min(tail, capacity - 1), pack)
         if not dominated:
-            for size in self._best_closing(room, self.plan.segments_limit - len(pack)):
+            for size in self._best_closing(room, limit - len(pack)):
                 room -= self._take(size, pack)
-        while (size := self._largest(room)) and len(pack) < self.plan.segments_limit:
+        while (size := self._largest(room)) and len(pack) < limit:
             room -= self._take(size, pack)
-        self.units -= self.plan.capacity - room
+        self.units -= capacity - room
         return pack
 
     def _fill_in_order(self, tail: int, pack: list[int]) -> int:
         """Take samples in arrival order, the oldest first, while more than ``tail`` units are left.
 
-        Returns the room that is left. This is ``_take`` written out: most samples are packed here.
+        ``pack`` is empty. Returns the room that is left. This is ``_take`` written out: most samples are packed here.
         """
-        arrivals, size_of, oldest, behind = self._arrivals, self._size_of, self._oldest, self._behind
-        room, limit, half = self.plan.capacity, self.plan.segments_limit, self._half
-        skipped: list[int] = []
-        while room > tail and arrivals and len(pack) < limit:
-            sample = arrivals.popleft()
-            units = size_of.get(sample)
-            if units is None:
-                continue
+        oldest, behind, present = self._oldest, self._behind, self._sizes
+        room, limit, half = self._capacity, self._limit, self._half
+        passed_over = 0
+        for sample, units in self._size_of.items():
             if units > room:
-                skipped.append(sample)
-                if len(skipped) == SKIP_LIMIT:
+                passed_over += 1
+                if passed_over == SKIP_LIMIT:
                     break
                 continue
             if sample in behind:
                 oldest[units] = behind.pop(sample)
             else:
-                self._run_out(units)
+                present[units] = 0
             if units > half:
                 self._big -= 1
-            del size_of[sample]
             pack.append(sample)
             room -= units
-        arrivals.extendleft(reversed(skipped))
+            if room <= tail or len(pack) == limit:
+                break
+        for sample in pack:
+            del self._size_of[sample]
         return room
 
     def _take(self, size: int, pack: list[int]) -> int:
@@ -159,17 +156,12 @@ class Packer:
         if sample in self._behind:
             self._oldest[size] = self._behind.pop(sample)
         else:
-            self._run_out(size)
+            self._sizes[size] = 0
         if size > self._half:
             self._big -= 1
         del self._size_of[sample]
         pack.append(sample)
         return size
-
-    def _run_out(self, size: int) -> None:
-        """The last sample of a size was taken."""
-        del self._oldest[size], self._newest[size]
-        self._sizes[size] = 0
 
     def _has(self, size: int, count: int) -> bool:
         """Whether so many samples of a pending size are pending."""
@@ -198,17 +190,17 @@ class Packer:
     def _best_pair(self, room: int, probes: int) -> tuple[int, ...]:
         """The best pair found from the largest size downwards."""
         best: tuple[int, ...] = ()
-        most = 0
-        first = self._largest(room - 1)
+        most, largest = 0, self._sizes.rfind  # ``_largest`` written out
+        first = largest(1, 0, room)
         while 2 * first > most and probes:
-            second = self._largest(min(room - first, first))
+            second = largest(1, 0, min(room - first, first) + 1)
             if second == first and not self._has(first, 2):
-                second = self._largest(first - 1)
+                second = largest(1, 0, first)
             if second and first + second > most:
                 best, most = (first, second), first + second
                 if most == room:
                     break
-            first = self._largest(first - 1)
+            first = largest(1, 0, first)
             probes -= 1
         return best
 

@@ -14,7 +14,7 @@ from packhorse_service.cutting import NEVER
 from packhorse_service.mixing import Order
 from packhorse_service.reading import Ahead
 
-__all__ = ["ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
+__all__ = ["AS_PIECE", "ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
 
 
 class Piece(NamedTuple):
@@ -79,7 +79,7 @@ class Run:
     def __init__(self, ahead: Ahead, number: int, source: int, start: Order) -> None:
         """Of the samples ahead in a source, at the ``start``; the first piece has this number."""
         self._start, self._source = start, source
-        samples, begins, ends, slots = zip(*ahead.spans, strict=True)
+        samples, begins, ends, slots = ahead.spans
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
         self._pieces = list(map(AS_PIECE, zip(*columns, strict=False)))

@@ -316,7 +316,8 @@ class Pipeline:
     def _framed(self, planned: PlannedStep) -> FramedStep:
         contract, layout = self.plan.contract, self.plan.layout
         rows = build_rows(planned.micro_batches, contract, map(self._keys, planned.micro_batches))
-        rows += [rows[-1].as_filler()] * planned.fillers
+        if planned.fillers:
+            rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
         step = frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
         step.origin = Origins(planned.micro_batches, planned.ranks, self.plan.sources)
@@ -330,7 +331,8 @@ class Pipeline:
             if pieces is None:
                 self._exhausted = True
                 break
-            assembler.add(pieces)
+            if pieces:
+                assembler.add(pieces)
         assembled = assembler.next()
         if assembled is None:
             return None

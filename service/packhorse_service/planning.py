@@ -12,8 +12,9 @@ depend on the layout; only which rank gets them does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from packhorse_service.shuffling import permutation, seed_of
 
@@ -35,9 +36,10 @@ class CostModel:
 
     linear: int = 6 * 4096
 
-    def cost(self, lengths: Iterable[int]) -> int:
+    def cost(self, lengths: Sequence[int]) -> int:
         """Cost of a pack with segments of these lengths, in slots."""
-        return sum([n * (self.linear + n) for n in lengths])
+        squares: int = sum(map(mul, lengths, lengths))
+        return self.linear * sum(lengths) + squares
 
 
 def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
@@ -81,11 +83,15 @@ def _by_cost(costs: Sequence[int]) -> list[int]:
 
 def _spread_supervision(rows: list[list[int]], costs: Sequence[int], supervised: Supervised) -> None:
     """Give each row without supervised slots a pack that has some, from the nearest row that can spare it."""
+    if all(supervised):
+        return
     trained = [sum(bool(supervised[pack]) for pack in row) for row in rows]
     for needy in range(len(rows)):
-        donors = [row for row in range(len(rows)) if trained[row] > 1]
-        if trained[needy] or not donors or all(supervised[pack] is None for pack in rows[needy]):
+        if trained[needy] or all(supervised[pack] is None for pack in rows[needy]):
             continue
+        donors = [row for row in range(len(rows)) if trained[row] > 1]
+        if not donors:
+            return
         donor = min(donors, key=lambda row: abs(row - needy))
         given = min(
             (pack for pack in rows[donor] if supervised[pack]),

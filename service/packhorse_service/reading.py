@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ __all__ = [
     "OpenBlocks",
     "Reading",
     "SourceSetting",
-    "Span",
+    "Spans",
     "check_offsets",
     "over_length_fault",
     "slow_shards",
@@ -29,7 +28,14 @@ __all__ = [
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
 
-Span = tuple[int, int, int, int]  # a sample: its number in the block, its first id, the one behind its last, its slots
+
+class Spans(NamedTuple):
+    """Where samples are, in the order in which they are drawn."""
+
+    samples: list[int]  # [n] number in the block
+    begins: list[int]  # [n] first id
+    ends: list[int]  # [n] the one behind the last
+    slots: list[int]  # [n]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class Reading:
     request: BlockRequest
     block: TokenBlock
     facts: BlockFacts
-    spans: list[Span]
+    spans: Spans
     overlap: int  # ids of a piece beyond its slots: the last target, where that is the next id of the same sample
     longest: int  # slots of the longest sample; more than any limit where some are faulty, so that each is looked at
     faults: Mapping[int, Fault]
@@ -58,9 +64,9 @@ class Reading:
 
 
 class Ahead(NamedTuple):
-    """Samples in the order in which they are drawn, and what gives them in turn."""
+    """Samples ahead, and what gives them in turn."""
 
-    spans: list[Span]
+    spans: Spans
     shards: list[int]
     blocks: list[TokenBlock]
 
@@ -81,8 +87,7 @@ class OpenBlocks:
         """Ids of the source's next sample."""
         at = self.order.current
         reading = self.reading.get(at.shard) or self.open(at)
-        _, begin, end, _ = reading.spans[at.index]
-        return end - begin
+        return reading.spans.ends[at.index] - reading.spans.begins[at.index]
 
     def plain(self, slots: int) -> int:
         """How many samples can be drawn with nothing to do but to count them.
@@ -103,8 +108,11 @@ class OpenBlocks:
         shards = self.order.in_turn()
         rounds = -(-draws // len(shards))
         readings = [self.reading[at.shard] for at in shards]
-        each = [reading.spans[at.index : at.index + rounds] for reading, at in zip(readings, shards, strict=True)]
-        spans = list(chain.from_iterable(zip(*each, strict=True)))[:draws]
+        each = [
+            [column[at.index : at.index + rounds] for column in reading.spans]
+            for reading, at in zip(readings, shards, strict=True)
+        ]
+        spans = Spans(*[_in_turn(columns)[:draws] for columns in zip(*each, strict=True)])
         return Ahead(spans, [reading.shard for reading in readings], [reading.block for reading in readings])
 
     def draw_from(self, shard: int, reading: Reading) -> None:
@@ -155,7 +163,7 @@ class OpenBlocks:
             request=request,
             block=block,
             facts=BlockFacts(block.count, block.next_offset, block.checksum),
-            spans=list(zip(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist(), strict=True)),
+            spans=Spans(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist()),
             overlap=overlap,
             longest=NEVER + 1 if block.faults else int(slots.max(initial=0)),
             faults={fault.index: fault for fault in block.faults},
@@ -171,6 +179,14 @@ class OpenBlocks:
 
     def _request(self, shard: int, offset: int, first_sample: int) -> BlockRequest:
         return BlockRequest(self._setting.plan.name, self._setting.shards[shard], offset, first_sample)
+
+
+def _in_turn(columns: Sequence[list[int]]) -> list[int]:
+    """The first of each column, then the second of each, and so on: they are equally long."""
+    woven = [0] * (len(columns) * len(columns[0]))
+    for turn, column in enumerate(columns):
+        woven[turn :: len(columns)] = column
+    return woven
 
 
 def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:

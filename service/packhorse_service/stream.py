@@ -23,7 +23,7 @@ from packhorse_service.blocks import Fault
 from packhorse_service.cutting import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
 from packhorse_service.loading import BlockStore
 from packhorse_service.mixing import Mixing, Order, SourceOrder
-from packhorse_service.pieces import ONE, Piece, Run, Stand, Wanted
+from packhorse_service.pieces import AS_PIECE, ONE, Piece, Run, Stand, Wanted
 from packhorse_service.reading import OpenBlocks, Reading, SourceSetting, check_offsets, over_length_fault
 
 __all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
@@ -106,8 +106,7 @@ class SampleStream:
         self._marks = deque([_Mark(Stand(order.clone()))])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
         self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
-        self._draws = 0  # in all
-        self._pieces = 0  # of them
+        self._draws = self._pieces = 0  # in all, and the pieces that they gave
         self._checksum = 0  # sum of those of their blocks
         self._packed = bytearray()  # a flag for each piece drawn since the first mark
         self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
@@ -175,7 +174,8 @@ class SampleStream:
             return drawn
         pieces, units = drawn, 0
         while drawn and not self.crowded:
-            units += sum([-(-piece.slots // wanted.multiple) for piece in drawn])
+            for piece in drawn:
+                units += -(-piece.slots // wanted.multiple)
             if len(pieces) >= wanted.pieces or units >= wanted.units:
                 break
             drawn = self._draw(self._lengths)
@@ -188,19 +188,19 @@ class SampleStream:
         if number is None:
             return None
         blocks = self._open[number]
-        order = blocks.order
-        at = order.open[order.turn]
+        at = blocks.order.open[blocks.order.turn]
         reading = blocks.reading.get(at.shard) or blocks.open(at)
         if not reading.drawn_from:
             blocks.draw_from(at.shard, reading)
         shard, index, facts = at.shard, at.index, reading.facts
-        sample, begin, end, slots = reading.spans[index]
+        spans, block = reading.spans, reading.block
+        begin, end, slots = spans.begins[index], spans.ends[index], spans.slots[index]
         if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
             counts = self._counts[number]
             counts.samples += 1
             counts.tokens += end - begin
             counts.targets += slots
-            pieces = [Piece(self._pieces, number, shard, reading.block, sample, begin, end, slots)]
+            pieces = [AS_PIECE((self._pieces, number, shard, block, spans.samples[index], begin, end, slots))]
             self._pieces += 1
             self._packed.append(0)
         else:
@@ -230,7 +230,7 @@ class SampleStream:
         self, source: int, shard: int, reading: Reading, index: int, lengths: Sequence[int]
     ) -> list[Piece]:
         """The pieces of a sample that may be faulty or over length."""
-        (sample, begin, end, slots), overlap = reading.spans[index], reading.overlap
+        (sample, begin, end, slots), overlap = [column[index] for column in reading.spans], reading.overlap
         setting, whole = self._settings[source], (begin, end)
         fault = reading.faults.get(sample)
         if slots > lengths[0] and setting.over_length is OverLength.ERROR:

@@ -67,7 +67,7 @@ def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, 
     random = np.random.default_rng(seed)
     model = CostModel()
     packs = [random.multinomial(32_768, random.dirichlet(np.full(n, 0.3))) for n in random.integers(1, 40, 64 * rows)]
-    costs = np.array([model.cost(pack) for pack in packs[: data_parallel * rows]])
+    costs = np.array([model.cost(pack.tolist()) for pack in packs[: data_parallel * rows]])
     planned = costs[np.array(plan_step(costs.tolist(), data_parallel, [1] * len(costs)))]
     naive = costs.reshape(rows, data_parallel).T
     mean = costs.sum() / data_parallel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from functools import lru_cache
-from itertools import repeat
 from tokenize import TokenError
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ DTYPES = {code.encode(): np.dtype(code) for code in SINGLE_BYTE + WIDER}
 # What numpy writes for one dimension of numbers. Its own parser goes through a syntax tree, which takes longer
 # than everything else done to a short sample, so it is asked only where this does not match.
 COMMON_HEADER_BYTES = 128
+HEADERS_KEPT = 16384
 COMMON_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(?s:(..))"
     rb"\{'descr': '([<>][iu][248]|\|[iub]1)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
@@ -72,8 +72,9 @@ def join_arrays(column: Column) -> Joined | None:
     if counts.min() < 0 or cut.any():
         return None
     blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
-    headers = map(_header_of, counts.tolist(), repeat(dtype.str), repeat(begin))
-    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(headers):
+    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(
+        map(_headers_of(dtype.str, begin).__getitem__, counts.tolist())
+    ):
         return None
     begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
     joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
@@ -108,12 +109,23 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     return shape[0], dtype, stream.tell()
 
 
-@lru_cache(maxsize=16384)  # it says but how many values follow
-def _header_of(count: int, dtype: str, size: int) -> bytes:
-    """Return the common header of so many values, which takes ``size`` bytes."""
-    start = MAGIC + b"\x01\x00" + (size - MAGIC_BYTES - 2).to_bytes(2, "little")
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}"
-    return (start + text.encode()).ljust(size - 1) + b"\n"
+class _Headers(dict[int, bytes]):
+    """The common header of so many values, which says nothing else of them. Most counts come again and again."""
+
+    def __init__(self, dtype: str, size: int) -> None:
+        """Of values of this type; each takes ``size`` bytes."""
+        self._dtype, self._size = dtype, size
+
+    def __missing__(self, count: int) -> bytes:
+        if len(self) == HEADERS_KEPT:
+            self.clear()
+        start = MAGIC + b"\x01\x00" + (self._size - MAGIC_BYTES - 2).to_bytes(2, "little")
+        text = f"{{'descr': '{self._dtype}', 'fortran_order': False, 'shape': ({count},), }}"
+        header = self[count] = (start + text.encode()).ljust(self._size - 1) + b"\n"
+        return header
+
+
+_headers_of = lru_cache(maxsize=4)(_Headers)
 
 
 def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:

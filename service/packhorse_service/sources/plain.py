@@ -132,6 +132,8 @@ def _octal(digits: Bytes) -> Integers:
 
 def _say_nothing(blocks: Bytes, places: Integers, sizes: Integers) -> Truths:
     """[x] Tell of each PAX header's data whether the member behind it is read the same without it."""
+    if not len(places):
+        return np.ones(0, np.bool_)
     nothing = _give_the_time(blocks[places], sizes)
     for index in np.flatnonzero(~nothing).tolist():
         start = int(places[index]) * BLOCK
