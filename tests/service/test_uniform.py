@@ -18,10 +18,11 @@ from packhorse.errors import SourceError
 from packhorse_service import decoding
 from packhorse_service.blocks import BlockRequest, TokenBlock
 from packhorse_service.decoding import BlockLoader, DecodingSpec
+from packhorse_service.sources import npy
 from packhorse_service.sources.plain import plain_members
 from packhorse_service.sources.samples import group_samples
 from packhorse_service.sources.tar import Member, read_members
-from packhorse_service.sources.uniform import AHEAD_BYTES, Room, UniformSamples, read_uniform
+from packhorse_service.sources.uniform import AHEAD_BYTES, Column, Room, UniformSamples, read_uniform
 from tests.service.shards_on_disk import ids_member, load_block, shard_at, write_tar
 from tests.shared_data import shared
 
@@ -435,3 +436,17 @@ def test_names_of_any_bytes_give_the_same_keys(tmp_path_factory: pytest.TempPath
 def test_a_sample_that_reaches_far_behind_its_block_is_read_whole(tmp_path: Path) -> None:
     raw = written([(f"{number}.npy", ids_of(60_000)) for number in range(4)], tarfile.USTAR_FORMAT)
     assert_same(tmp_path / "x.tar", raw, 1000)
+
+
+def test_headers_of_more_counts_than_are_kept_are_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npy, "HEADERS_KEPT", 8)
+    arrays = [np.arange(count, dtype=np.int16) for count in (*range(50, 80), *range(50, 80))]
+    files = [npy.dump_array(array) for array in arrays]
+    stretch = b"".join(data + bytes(-len(data) % tarfile.BLOCKSIZE) for data in files)
+    sizes = np.array(list(map(len, files)))
+    starts = np.cumsum([0, *(-(-sizes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)[:-1]])
+    joined = npy.join_arrays(Column(memoryview(stretch), starts, sizes))
+    assert joined is not None
+    assert joined.counts.tolist() == list(map(len, arrays))
+    assert np.array_equal(joined.values, np.concatenate(arrays))
+    assert 0 < len(npy.headers_of("<i2", 128)) <= 8

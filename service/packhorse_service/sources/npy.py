@@ -15,7 +15,7 @@ from packhorse_service.sources.samples import BadSample, content_of
 from packhorse_service.sources.tar import BLOCK, Member
 from packhorse_service.sources.uniform import Column
 
-__all__ = ["Joined", "dump_array", "join_arrays", "load_array"]
+__all__ = ["Joined", "dump_array", "headers_of", "join_arrays", "load_array"]
 
 MAGIC = b"\x93NUMPY"
 MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
@@ -72,9 +72,8 @@ def join_arrays(column: Column) -> Joined | None:
     if counts.min() < 0 or cut.any():
         return None
     blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
-    if blocks[starts // BLOCK, :begin].tobytes() != b"".join(
-        map(_headers_of(dtype.str, begin).__getitem__, counts.tolist())
-    ):
+    headers = headers_of(dtype.str, begin)
+    if blocks[starts // BLOCK, :begin].tobytes() != b"".join([headers[count] for count in counts.tolist()]):
         return None
     begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
     joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
@@ -125,7 +124,7 @@ class _Headers(dict[int, bytes]):
         return header
 
 
-_headers_of = lru_cache(maxsize=4)(_Headers)
+headers_of = lru_cache(maxsize=4)(_Headers)
 
 
 def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:
