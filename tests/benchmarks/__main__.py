@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks [--quick] [--only NAME …] [--out FILE]
 
-A full run takes a quarter of an hour and writes ``docs/benchmarks.md``; a shorter one writes where it is told to.
+A full run takes half an hour and writes ``docs/benchmarks.md``; a shorter one writes where it is told to.
 """
 
 from __future__ import annotations
