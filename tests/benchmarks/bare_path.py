@@ -2,7 +2,7 @@
 
 No labels, mask, positions or alignment, no balance, no acknowledgement beyond a credit, no resuming, no checks: what
 a feed over a socket cannot take less than. With ``full``, the sender hashes each pack as a row digest does and the
-receiver builds the arrays that the product delivers: what no feed of that content can take less than, however written.
+receiver builds the arrays that the product delivers, plainly, with numpy.
 """
 
 from __future__ import annotations

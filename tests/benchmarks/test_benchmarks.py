@@ -65,7 +65,9 @@ def test_the_limit_copies_every_sample_into_a_pack_that_has_room_for_it(shards: 
 
 def test_the_limit_that_delivers_the_same_builds_arrays_that_agree_with_each_other(shards: TokenShards) -> None:
     for pack in bare_path.read_packs(shards.paths, 8192, targets=True):
-        looked_at(0, *bare_path.full_arrays(bare_path.full_header(pack), bytes(pack.ids)))
+        arrays = bare_path.full_arrays(bare_path.full_header(pack), bytes(pack.ids))
+        assert len(arrays[0]) == 8192
+        looked_at(0, *arrays)  # which asserts
 
 
 @pytest.fixture

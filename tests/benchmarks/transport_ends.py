@@ -24,6 +24,7 @@ import zmq
 from packhorse import BatchContract, Feed, ParallelLayout
 from packhorse.contract import ResolvedContract, resolve
 from packhorse.dealer import ConnectionEvent, Dealer
+from packhorse.handover import Handover
 from packhorse.keys import ClientKey
 from packhorse.microbatch import ORIGIN, Position
 from packhorse.offsets import align
@@ -423,9 +424,9 @@ class Reading:
     case: Case
     session: ClientSession
     dealer: Dealer
+    handover: Handover  # counts what was taken, and says when to acknowledge, as in ``Feed``
     rebuild: bool
     taken: int = 0
-    acknowledged: int = 0  # of what was taken
     measured: Measured = field(default_factory=Measured)
 
     def run(self) -> Measured:
@@ -437,8 +438,6 @@ class Reading:
                 self._follow()
             for frames in self.dealer.messages():
                 self._carry_out(self.session.receive(*decode(frames)))
-                if self._due:
-                    self._acknowledge()
         self._acknowledge()
         self.dealer.linger()
         self.dealer.send([encode(self.session.bye())])
@@ -449,14 +448,8 @@ class Reading:
             if event is ConnectionEvent.UP:
                 self._carry_out(self.session.connected())
 
-    @property
-    def _due(self) -> bool:
-        """Whether to acknowledge: half windows and whole steps, as ``Feed`` does."""
-        unacknowledged = self.taken - self.acknowledged
-        return 2 * unacknowledged >= self.case.window or (unacknowledged > 0 and self.session.position.index == 0)
-
     def _acknowledge(self) -> None:
-        self.acknowledged = self.taken
+        self.handover.unacknowledged = 0
         self.dealer.send([encode(self.session.ack(0.0))])
 
     def _carry_out(self, effects: list[ClientEffect]) -> None:
@@ -469,8 +462,11 @@ class Reading:
                         self.session.rebuilder.rebuild(body, memoryview(payload))
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
+                    self.handover.unacknowledged += 1
                     if self.taken == self.case.messages // WARM_UP:
                         self.measured.begin()
+                    if self.handover.acknowledgement_due:
+                        self._acknowledge()
                 case Finish():
                     self.measured.end()
                     self.session.end_handed_out()
@@ -489,7 +485,8 @@ def receive_ours(case: Case, endpoint: str, rank: int, *, rebuild: bool = False)
     )
     dealer = Dealer(endpoint, key=case.client_key)
     try:
-        return Reading(case, ClientSession(identity), dealer, rebuild).run()
+        session = ClientSession(identity)
+        return Reading(case, session, dealer, Handover(session), rebuild).run()
     finally:
         dealer.close()
 
