@@ -11,7 +11,7 @@ demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the pack
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser --ignore tests/deploy
 
-LONG := tests/fuzz tests/faults tests/loadtest tests/hostile tests/demo tests/docs/test_getting_started.py
+LONG := tests/fuzz tests/faults tests/service/loadtest tests/hostile tests/service/demo tests/docs/test_getting_started.py
 
 long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests, demo and tutorial; a server attacked while ranks read from it
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
@@ -43,7 +43,7 @@ check: lint types test long
 .PHONY: docs
 docs: $(VENV)/installed  ## what docs/ says of the code, written anew from it
 	$(BIN)/python -m packhorse.rules > docs/rules.md
-	$(BIN)/python -m packhorse_service.documenting docs/*.md
+	$(BIN)/python -m tools.docs docs/*.md
 
 clean:
 	rm -rf $(VENV) demo-out

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from packhorse_service.keygen import CLIENTS_FILE, SERVER_FILE, make_client, make_server
-from packhorse_service.keys import ALL
+from packhorse_service.server.authentication import ALL
+from packhorse_service.server.key_generation import CLIENTS_FILE, SERVER_FILE, make_client, make_server
 
 __all__ = ["CURVE", "make_keys", "secrets_in"]
 

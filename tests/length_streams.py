@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from packhorse_service.packers import LookaheadPacker
+from packhorse_service.packing.packer import LookaheadPacker
 from tests.shared_data import SHARED
 
 Lengths = npt.NDArray[np.int64]

@@ -16,8 +16,10 @@ from itertools import accumulate, permutations, product
 import numpy as np
 from hypothesis import strategies as st
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import (
+from packhorse.codec.microbatch import ORIGIN, MicroBatch
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.codec.views import view_arrays
+from packhorse.contract.batch_contract import (
     AttentionOffsets,
     BatchContract,
     LossReduction,
@@ -29,13 +31,11 @@ from packhorse.contract import (
     TailPadding,
     resolve,
 )
-from packhorse.layout import ParallelLayout
-from packhorse.microbatch import ORIGIN, MicroBatch
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row, SampleKey
-from packhorse.trainer import CudaGraph, Dispatcher, Stack, TrainerFacts
-from packhorse.views import view_arrays
-from packhorse.wire import Batch, BatchBody, decode, encode
+from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
+from packhorse.rows.context_parallel import Partition
+from packhorse.rows.row import Row, SampleKey
+from packhorse.wire.messages import Batch, BatchBody, decode, encode
 
 __all__ = [
     "ATTEMPT",

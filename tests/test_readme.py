@@ -12,7 +12,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from packhorse_service.commands import app
-from packhorse_service.prepare import prepare
+from packhorse_service.prepare.prepare import prepare
 from tests.harness import running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
 

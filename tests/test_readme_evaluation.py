@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from packhorse_service.prepare import prepare
+from packhorse_service.prepare.prepare import prepare
 from tests.harness import running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
 from tests.test_readme import README

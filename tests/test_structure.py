@@ -40,30 +40,30 @@ SHELL_POSITION = 8  # of ``shell`` in the arguments of subprocess.Popen and its 
 
 # file below its import root -> why it may
 SOCKETS = {
-    "packhorse/dealer.py": "is the client's socket",
-    "packhorse/greeting.py": "asks a server that closes handshakes for its security mechanism",
-    "packhorse/keys.py": "asks ZeroMQ for the public key that belongs to a secret, and what it is built with",
-    "packhorse/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",
-    "packhorse_service/keygen.py": "has ZeroMQ make a pair of keys; opens no socket",
-    "packhorse_service/router.py": "is the server's socket",
-    "packhorse_service/connections.py": "closes single connections of the server's socket",
-    "packhorse_service/supervision.py": "tells systemd that the server's loop turns",
-    "packhorse_service/monitoring/web.py": "is the status page's HTTP server",
-    "packhorse_service/loadtest/swarm.py": "has the sockets of many simulated ranks under one selector and context",
+    "packhorse/transport/dealer.py": "is the client's socket",
+    "packhorse/transport/zmtp_probe.py": "asks a server that closes handshakes for its security mechanism",
+    "packhorse/transport/key_files.py": "asks ZeroMQ for the public key of a secret, and what it is built with",
+    "packhorse/transport/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",
+    "packhorse_service/server/key_generation.py": "has ZeroMQ make a pair of keys; opens no socket",
+    "packhorse_service/server/router.py": "is the server's socket",
+    "packhorse_service/server/zmq_connections.py": "closes single connections of the server's socket",
+    "packhorse_service/server/systemd.py": "tells systemd that the server's loop turns",
+    "packhorse_service/monitoring/status_http.py": "is the status page's HTTP server",
+    "packhorse_service/loadtest/run/swarm.py": "has the sockets of many simulated ranks under one selector and context",
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
     "packhorse/feed.py": "deadlines of the loop",
-    "packhorse/connection.py": "keep-alives, and how long ago the loop asked",
-    "packhorse_service/server.py": "gives `now` to the sessions",
-    "packhorse_service/decoding.py": "pauses between tries of a read; the sleep is an argument",
+    "packhorse/transport/connection.py": "keep-alives, and how long ago the loop asked",
+    "packhorse_service/server/server.py": "gives `now` to the sessions",
+    "packhorse_service/loading/decode.py": "pauses between tries of a read; the sleep is an argument",
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
-    "packhorse_service/demo/progress.py": "the demo's progress display",
-    "packhorse_service/loadtest/swarm.py": "gives `now` to the simulated ranks",
-    "packhorse_service/monitoring/asking.py": "the deadline of an answer",
-    "packhorse_service/monitoring/watching.py": "asks again after an interval, and how long nobody has answered",
-    "packhorse_service/loadtest/coordinator.py": "deadlines of a load test, and the time it measures",
+    "packhorse_service/demo/demo_progress.py": "the demo's progress display",
+    "packhorse_service/loadtest/run/swarm.py": "gives `now` to the simulated ranks",
+    "packhorse_service/monitoring/status_client.py": "the deadline of an answer",
+    "packhorse_service/monitoring/show.py": "asks again after an interval, and how long nobody has answered",
+    "packhorse_service/loadtest/run/coordinator.py": "deadlines of a load test, and the time it measures",
     "packhorse_service/processes.py": "deadlines of a start, and grace before child processes are killed",
 }
 # What a wall clock that jumps would change. Only the monotonic clock is read, and only differences of it count.
@@ -118,7 +118,7 @@ def importers(*roots: str) -> set[str]:
 
 
 def test_there_is_something_to_scan() -> None:
-    assert {name_of(p) for p in MODULES} >= {"packhorse/feed.py", "packhorse_service/server.py"}
+    assert {name_of(p) for p in MODULES} >= {"packhorse/feed.py", "packhorse_service/server/server.py"}
 
 
 @pytest.mark.parametrize("path", CLIENT, ids=name_of)
@@ -136,7 +136,11 @@ def test_importing_the_client_loads_neither_torch_nor_what_only_the_service_need
 def test_only_the_adapter_imports_torch() -> None:
     in_client = {name for name in importers("torch") if name.startswith("packhorse/")}
     adapters = {name for name in in_client if name.startswith("packhorse/adapters/")}
-    assert in_client - adapters == {"packhorse/torch_adapter.py", "packhorse/hf.py", "packhorse/peers.py"}
+    assert in_client - adapters == {
+        "packhorse/feeding/torch_arrays.py",
+        "packhorse/hf.py",
+        "packhorse/feeding/peers.py",
+    }
 
 
 def test_the_public_names_are_these() -> None:

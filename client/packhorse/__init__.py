@@ -8,8 +8,8 @@ Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is pro
 ``session`` for the protocol, ``feed`` for the iterator and ``connection`` for its thread and socket.
 """
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import (
+from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.contract.batch_contract import (
     AttentionOffsets,
     BatchContract,
     LossReduction,
@@ -19,6 +19,8 @@ from packhorse.contract import (
     Remainder,
     TailPadding,
 )
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -33,10 +35,8 @@ from packhorse.errors import (
     TransportError,
 )
 from packhorse.feed import Feed, FeedStats
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.microbatch import MicroBatch, Position
+from packhorse.rows.context_parallel import Partition
 from packhorse.rules import Severity, Violation
-from packhorse.trainer import TrainerFacts
 
 __version__ = "0.1.0"
 

@@ -17,20 +17,20 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from packhorse.arrays import Arrays
-from packhorse.chunks import Chunk, Chunks
-from packhorse.connection import END_WAIT_S, Connection
-from packhorse.contract import BatchContract
-from packhorse.environment import find_place
+from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.contract.batch_contract import BatchContract
+from packhorse.contract.layout import ParallelLayout
+from packhorse.declare.rank_info import find_place
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
-from packhorse.keys import find_client_key
-from packhorse.layout import ParallelLayout
-from packhorse.microbatch import MicroBatch, Position
+from packhorse.feeding.arrays import Arrays
+from packhorse.feeding.chunks import Chunk, Chunks
+from packhorse.feeding.stats import FeedStats
+from packhorse.protocol.client_session import ClientSession, Identity, State
+from packhorse.protocol.reader_state import FeedState, read_states, write_states
 from packhorse.rules import Violation
-from packhorse.session import ClientSession, Identity, State
-from packhorse.state import FeedState, read_states, write_states
-from packhorse.stats import FeedStats
-from packhorse.wire import DEFAULT_WINDOW
+from packhorse.transport.connection import END_WAIT_S, Connection
+from packhorse.transport.key_files import find_client_key
+from packhorse.wire.messages import DEFAULT_WINDOW
 
 __all__ = ["Feed", "FeedStats"]
 
@@ -141,7 +141,7 @@ class Feed(Iterator[MicroBatch]):
 
         Raises ``ContractError`` on every rank where they did not, naming who holds what.
         """
-        from packhorse.peers import verify_same  # torch is an extra
+        from packhorse.feeding.peers import verify_same  # torch is an extra
 
         verify_same(self.position, self._connection.session.last_digest, group)
 

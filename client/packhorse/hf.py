@@ -19,10 +19,10 @@ import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError, ContractError
 from packhorse.feed import Feed
-from packhorse.layout import ParallelLayout
-from packhorse.microbatch import MicroBatch
 
 __all__ = ["arguments", "attach"]
 

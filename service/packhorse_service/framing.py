@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import ResolvedContract
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.row import Row
-from packhorse.stages import needed, stage_of
-from packhorse.views import EVERYTHING, view_arrays
-from packhorse.wire import BatchBody
+from packhorse.codec.pipeline_stages import needed, stage_of
+from packhorse.codec.views import EVERYTHING, view_arrays
+from packhorse.contract.batch_contract import ResolvedContract
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.rows.context_parallel import Partition
+from packhorse.rows.row import Row
+from packhorse.wire.messages import BatchBody
 
 __all__ = ["FramedStep", "StepTotals", "View", "ViewKey", "frame_step", "view_of"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from packhorse import BatchContract, Feed, ParallelLayout
-from packhorse.arrays import finisher
+from packhorse.feeding.arrays import finisher
 from tests.benchmarks.consuming import Tally, consume, looked_at, tally_of
 
 __all__: list[str] = []

@@ -24,9 +24,9 @@ from rich.table import Table
 from webdataset import TarWriter
 
 from packhorse_service import decoding
-from packhorse_service.blocks import BlockRequest
-from packhorse_service.decoding import BlockLoader, DecodingSpec
-from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load, ProcessEngine
+from packhorse_service.loading.block import BlockRequest
+from packhorse_service.loading.decode import BlockLoader, DecodingSpec
+from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.sources.npy import dump_array
 from tests.benchmarks.measuring import console
 from tests.length_streams import log_normal

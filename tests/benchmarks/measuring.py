@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from packhorse_service.loadtest.observing import observe, observe_all, processor
+from packhorse_service.loadtest.run.usage import observe, observe_all, processor
 
 __all__ = [
     "MemoryWatch",

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from rich.table import Table
 
-from packhorse_service.sparkline import sparkline
+from packhorse_service.text.sparkline import sparkline
 from tests.benchmarks.children import Child, server_of
 from tests.benchmarks.measuring import MemoryWatch, console
 from tests.benchmarks.token_shards import PATTERN, VOCAB_SIZE, TokenShards

@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from packhorse.contract import BatchContract, ResolvedContract, resolve
-from packhorse.layout import ParallelLayout
-from packhorse.row import Row, SampleKey
-from packhorse_service.assembling import Assembled
-from packhorse_service.blocks import TokenBlock
-from packhorse_service.packing import Packer, PackingPlan
-from packhorse_service.planning import CostModel, deal_window, plan_step
-from packhorse_service.row_building import build_rows
-from packhorse_service.stream import Piece
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
+from packhorse.contract.layout import ParallelLayout
+from packhorse.rows.row import Row, SampleKey
+from packhorse_service.loading.block import TokenBlock
+from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.modes import Assembled
+from packhorse_service.planning.balance import CostModel, deal_window, plan_step
+from packhorse_service.planning.rows import build_rows
 from tests.benchmarks import plain_packers
 from tests.benchmarks.measuring import best_cpu_seconds, console
 from tests.benchmarks.plain_packers import per_chunk

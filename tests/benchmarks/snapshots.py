@@ -17,14 +17,14 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
-from packhorse_service.blocks import BlockRequest, TokenBlock
-from packhorse_service.decoding import BlockLoader
-from packhorse_service.identity import StreamIdentity
-from packhorse_service.loading import InlineEngine
-from packhorse_service.mixing import Order, SourceOrder
-from packhorse_service.packing import Packer, PackingPlan
-from packhorse_service.pipeline import Pipeline, StreamPlan
-from packhorse_service.snapshot import (
+from packhorse_service.loading.block import BlockRequest, TokenBlock
+from packhorse_service.loading.decode import BlockLoader
+from packhorse_service.loading.engine import InlineEngine
+from packhorse_service.mixing.order import Order, SourceOrder
+from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
+from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
     Shape,
     StreamSnapshot,
@@ -33,7 +33,7 @@ from packhorse_service.snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
-from packhorse_service.stream import PIECES_LIMIT, SampleStream
+from packhorse_service.snapshot.fingerprint import StreamIdentity
 from tests.benchmarks.measuring import console
 from tests.service.corpus import MemoryCorpus, make_plan, write_shard
 

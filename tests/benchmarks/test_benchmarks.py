@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from packhorse_service.loadtest.observing import family
-from packhorse_service.sparkline import BARS
+from packhorse_service.loadtest.run.usage import family
+from packhorse_service.text.sparkline import BARS
 from tests.benchmarks import bare_path
 from tests.benchmarks.__main__ import CHAPTERS, chapter
 from tests.benchmarks.children import Child

@@ -22,26 +22,26 @@ import numpy as np
 import zmq
 
 from packhorse import BatchContract, Feed, ParallelLayout
-from packhorse.contract import ResolvedContract, resolve
-from packhorse.dealer import ConnectionEvent, Dealer
-from packhorse.handover import Handover
-from packhorse.keys import ClientKey
-from packhorse.microbatch import ORIGIN, Position
-from packhorse.offsets import align
-from packhorse.row import Row
-from packhorse.session import ClientSession, Deliver, Fail, Finish, Identity, State
-from packhorse.session import Effect as ClientEffect
-from packhorse.session import Send as Say
-from packhorse.views import view_arrays
-from packhorse.wire import Batch, BatchBody, Hello, decode, encode
-from packhorse_service.admission import Limits
-from packhorse_service.door import Door
-from packhorse_service.effects import Effect, Make, Send
+from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.codec.views import view_arrays
+from packhorse.contract.batch_contract import ResolvedContract, resolve
+from packhorse.protocol.client_session import ClientSession, Deliver, Fail, Finish, Identity, State
+from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.protocol.client_session import Send as Say
+from packhorse.rows.offsets import align
+from packhorse.rows.row import Row
+from packhorse.transport.dealer import ConnectionEvent, Dealer
+from packhorse.transport.key_files import ClientKey
+from packhorse.transport.ready_queue import Handover
+from packhorse.wire.messages import Batch, BatchBody, Hello, decode, encode
 from packhorse_service.framing import FramedStep, View, ViewKey
-from packhorse_service.keys import ALL, Client, Clients, Curve, Ranks
-from packhorse_service.offer import Offer, readers_of
-from packhorse_service.router import Router
-from packhorse_service.sessions import StreamSession
+from packhorse_service.protocol.admission import Limits
+from packhorse_service.protocol.effects import Effect, Make, Send
+from packhorse_service.protocol.stream_session import StreamSession
+from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.server.authentication import ALL, Client, Clients, Curve, Ranks
+from packhorse_service.server.inbound import Door
+from packhorse_service.server.router import Router
 
 __all__ = ["ENDS", "Case", "Ends", "Measured"]
 

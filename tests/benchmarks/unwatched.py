@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packhorse_service.cli import main
-from packhorse_service.monitoring.watch import Watch
+from packhorse_service.monitoring.loop_hook import Watch
 
 __all__: list[str] = []
 

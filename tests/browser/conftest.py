@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from packhorse_service.monitoring.page import page as status_page
 from packhorse_service.monitoring.status import ServerStatus
-from tests.monitoring.answering import Page, Site, answering
-from tests.monitoring.statuses import a_status
+from packhorse_service.monitoring.status_page import page as status_page
+from tests.service.monitoring.answering import Page, Site, answering
+from tests.service.monitoring.statuses import a_status
 
 DEADLINE_MS = 20_000
 NAMES = ("chromium", "chromium-browser", "google-chrome")

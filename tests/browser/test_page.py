@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from packhorse_service.monitoring.headline import in_words
 from packhorse_service.monitoring.status import Cause, Event, ReaderState, ServerStatus
-from packhorse_service.monitoring.words import in_words
 from tests.browser.conftest import DEADLINE_MS, Show
-from tests.monitoring.answering import Site, answering
-from tests.monitoring.statuses import a_reader, a_stall, a_status, a_stream, statuses, with_stream
+from tests.service.monitoring.answering import Site, answering
+from tests.service.monitoring.statuses import a_reader, a_stall, a_status, a_stream, statuses, with_stream
 
 PHONE = 360
 KEPT = "[...document.querySelectorAll('#cells > *, td, .tiles b')]"

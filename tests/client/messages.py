@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import BatchContract, resolve
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.microbatch import Position
-from packhorse.payload import ArrayEntry
+from packhorse.codec.microbatch import Position
+from packhorse.contract.batch_contract import BatchContract, resolve
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.trainer_facts import Stack, TrainerFacts
+from packhorse.rows.context_parallel import Partition
+from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Severity, Violation
-from packhorse.trainer import Stack, TrainerFacts
-from packhorse.wire import (
+from packhorse.wire.messages import (
     Ack,
     Batch,
     BatchBody,

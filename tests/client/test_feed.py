@@ -36,12 +36,12 @@ from packhorse import (
     TransportError,
     connection,
 )
-from packhorse.connection import Connection
-from packhorse.contract import resolve
-from packhorse.microbatch import ORIGIN, Position
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row
-from packhorse.wire import (
+from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import resolve
+from packhorse.rows.row import Row
+from packhorse.transport.connection import Connection
+from packhorse.wire.messages import (
     Ack,
     Batch,
     Bye,

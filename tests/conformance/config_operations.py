@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from packhorse import BatchContract, ParallelLayout
-from packhorse.contract import resolve
+from packhorse.contract.batch_contract import resolve
 from packhorse.declare import bridge_case, check_bridge
 from packhorse.rules import Severity, Violation
 from tests.conformance.rows import contract_of

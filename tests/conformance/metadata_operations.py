@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from packhorse import MicroBatch, ParallelLayout, Partition
 from packhorse.adapters import megatron_bridge
 from packhorse.adapters.megatron_bridge import PackedMetadata, packed_metadata, partition_offsets
+from packhorse.codec.pipeline_stages import METADATA, Stage, needed
 from packhorse.errors import ContractError
-from packhorse.stages import METADATA, Stage, needed
 from tests.conformance.row_operations import equal
 from tests.conformance.rows import contract_of, deliver_row, micro_batch_with, row_with
 from tests.conformance.vectors import Case

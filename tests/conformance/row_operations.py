@@ -15,12 +15,12 @@ import torch
 from packhorse import MicroBatch, Packing, Partition, TailPadding
 from packhorse.adapters import megatron_bridge
 from packhorse.adapters.varlen import seq_idx
-from packhorse.context_parallel import local_slots
-from packhorse.contract import ResolvedContract
+from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.errors import ContractError
-from packhorse.offsets import check_physical, fix_count, longest, merge_rows, padding_mask
-from packhorse.row import Geometry
-from packhorse.torch_adapter import to_torch
+from packhorse.feeding.torch_arrays import to_torch
+from packhorse.rows.context_parallel import local_slots
+from packhorse.rows.offsets import check_physical, fix_count, longest, merge_rows, padding_mask
+from packhorse.rows.row import Geometry
 from packhorse_service.sources.formats import TokenArrays
 from tests.conformance.rows import contract_of, deliver, micro_batch_with
 from tests.conformance.vectors import Case

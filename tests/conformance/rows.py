@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from packhorse import BatchContract, MicroBatch, ParallelLayout
-from packhorse.contract import ResolvedContract, resolve
-from packhorse.offsets import align, pad_to_width
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row
-from packhorse_service.assembly import assemble
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import ResolvedContract, resolve
+from packhorse.rows.offsets import align, pad_to_width
+from packhorse.rows.row import Row
 from packhorse_service.framing import frame_step, view_of
+from packhorse_service.loading.token_block import assemble
+from packhorse_service.mixing.sample_stream import Piece
 from packhorse_service.sources.formats import TokenArrays
-from packhorse_service.sources.samples import Sample
-from packhorse_service.sources.tar import Member
-from packhorse_service.stream import Piece
+from packhorse_service.sources.tar.grouping import Sample
+from packhorse_service.sources.tar.reader import Member
 from tests.service.corpus import MemoryCorpus, build_row
 
 VOCABULARY = 1 << 20
@@ -44,7 +44,7 @@ def drawn(samples: Sequence[TokenArrays], seq_length: int) -> Iterator[Piece]:
 def deliver(samples: Sequence[TokenArrays], contract: ResolvedContract) -> MicroBatch:
     """One row of all these samples, as a rank without context parallelism receives it.
 
-    The packer never overfills a row; samples that are given together may, and ``packhorse.offsets`` refuses.
+    The packer never overfills a row; samples that are given together may, and ``packhorse.rows.offsets`` refuses.
     """
     pieces = list(drawn(samples, contract.seq_length))
     logical, physical = align([piece.slots for piece in pieces], contract.segment_multiple)
@@ -81,7 +81,7 @@ def row_with(logical: Sequence[int], physical: Sequence[int]) -> Row:
 
 def micro_batch_with(logical: Sequence[int], physical: Sequence[int], **fields: Any) -> MicroBatch:
     """A whole row with these offsets, as torch tensors."""
-    from packhorse.torch_adapter import to_torch
+    from packhorse.feeding.torch_arrays import to_torch
 
     contract = contract_of(seq_length=int(physical[-1]), **fields)
     return to_torch(deliver_row(row_with(logical, physical), contract, ParallelLayout(), 0), pin=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from packhorse_service.config import ServeConfig, SourceConfig, load_config
+from packhorse_service.config.serve_config import ServeConfig, SourceConfig, load_config
 from tests.service.shards_on_disk import Files, ids_member, save_tiny_tokenizer, write_tar
 
 __all__ = ["trained_targets", "write_corpus"]

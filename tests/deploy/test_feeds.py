@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from packhorse import BatchContract, MicroBatch, ParallelLayout, Readers
 from packhorse_service.commands import app
-from packhorse_service.config import load_config
-from packhorse_service.offer import readers_of
+from packhorse_service.config.serve_config import load_config
+from packhorse_service.protocol.stream_spec import readers_of
 from tests.deploy.corpus import write_corpus
 from tests.deploy.tools import DEPLOY
 from tests.harness import reading, running_server

@@ -12,11 +12,11 @@ import yaml
 from typer.testing import CliRunner
 
 from packhorse_service.commands import app
-from packhorse_service.config import ServeConfig
-from packhorse_service.keygen import make_client, make_server
-from packhorse_service.keys import ALL
-from packhorse_service.listening import is_private
-from packhorse_service.validating import checked
+from packhorse_service.config.serve_config import ServeConfig
+from packhorse_service.config.yaml_check import checked
+from packhorse_service.server.authentication import ALL
+from packhorse_service.server.bind_policy import is_private
+from packhorse_service.server.key_generation import make_client, make_server
 from tests.deploy.corpus import write_corpus
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.tools import DEPLOY, missing, run

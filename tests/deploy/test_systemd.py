@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from packhorse_service.keygen import make_client, make_server
-from packhorse_service.keys import ALL
+from packhorse_service.server.authentication import ALL
+from packhorse_service.server.key_generation import make_client, make_server
 from tests.deploy.corpus import write_corpus
 from tests.deploy.systemd import Machine, running_machine
 from tests.deploy.tools import DEPLOY, run

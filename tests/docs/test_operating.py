@@ -7,11 +7,11 @@ import urllib.request
 
 import pytest
 
-from packhorse_service.commands.serving import EXIT_CODES
-from packhorse_service.monitoring.address import Address
-from packhorse_service.monitoring.web import Monitor
+from packhorse_service.commands.serve_command import EXIT_CODES
+from packhorse_service.config.addresses import Address
+from packhorse_service.monitoring.status_http import Monitor
 from tests.docs.pages import rows, text_of
-from tests.monitoring.statuses import a_status
+from tests.service.monitoring.statuses import a_status
 
 PAGE = text_of("operating.md")
 OF_EVERY_COMMAND = {1, 2}  # refused, and a command line that cannot be read

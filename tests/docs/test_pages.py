@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from packhorse_service.commands import app
-from packhorse_service.config import ServeConfig
-from packhorse_service.documenting import filled
-from packhorse_service.trainer_file import load_trainer
-from packhorse_service.validating import checked, load_mapping
+from packhorse_service.config.serve_config import ServeConfig
+from packhorse_service.config.trainer_file import load_trainer
+from packhorse_service.config.yaml_check import checked, load_mapping
 from tests.docs.pages import PAGES, ROOT, blocks, text_of
+from tools.docs import filled
 
 LINKING = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)

@@ -8,20 +8,20 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from packhorse.contract import BatchContract, ResolvedContract
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.microbatch import Position
-from packhorse.payload import ArrayEntry
+from packhorse.codec.microbatch import Position
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.protocol.client_session import TRANSITIONS as CLIENT
+from packhorse.protocol.client_session import State
+from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES
-from packhorse.session import TRANSITIONS as CLIENT
-from packhorse.session import State
-from packhorse.wire import TAGS, BatchBody, ErrorCode, SnapshotRef, WaitReason
-from packhorse_service.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
-from packhorse_service.attempt import Phase
-from packhorse_service.router import INBOUND_LIMIT_BYTES
-from packhorse_service.sessions import TRANSITIONS as SERVER
-from packhorse_service.snapshot import SNAPSHOT_LIMIT_BYTES
+from packhorse.wire.messages import TAGS, BatchBody, ErrorCode, SnapshotRef, WaitReason
+from packhorse_service.protocol.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
+from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER
+from packhorse_service.server.router import INBOUND_LIMIT_BYTES
+from packhorse_service.snapshot.codec import SNAPSHOT_LIMIT_BYTES
 from tests.docs.pages import grid, rows, text_of
 
 PAGE = text_of("protocol.md")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from packhorse import BatchContract, Feed, HandshakeRefused, ParallelLayout
-from packhorse.trainer import TrainerFacts
+from packhorse.contract.trainer_facts import TrainerFacts
 from tests.harness import read_rank, running_server, write_config
 
 CONTRACT = {"seq_length": 256, "global_batch_size": 8, "vocab_size": 1000}

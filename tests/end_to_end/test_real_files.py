@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from packhorse import BatchContract, MicroBatch, ParallelLayout
-from packhorse_service.prepare import prepare
+from packhorse_service.prepare.prepare import prepare
 from tests.harness import failing_server, read_rank, running_server, write_config
 from tests.shared_data import shared
 

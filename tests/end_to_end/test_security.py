@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from packhorse import AuthenticationFailed, BatchContract, Feed, HandshakeRefused, ParallelLayout
-from packhorse.greeting import mechanism_of
-from packhorse.keys import KEY_FILE
-from packhorse_service.keygen import make_client
+from packhorse.transport.key_files import KEY_FILE
+from packhorse.transport.zmtp_probe import mechanism_of
+from packhorse_service.server.key_generation import make_client
 from tests.harness import failing_server, read_rank, reading, running_server, serve_command, wait_until, write_config
 from tests.keys_on_disk import CURVE, make_keys, secrets_in
 from tests.service.corpus import random_lengths, write_source

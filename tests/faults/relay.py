@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from packhorse.microbatch import ORIGIN, Position
-from packhorse.wire import Ack, Batch, End, Hello, Message, Welcome, decode
+from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.wire.messages import Ack, Batch, End, Hello, Message, Welcome, decode
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4

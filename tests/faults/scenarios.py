@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from packhorse.wire import Batch, Hello
+from packhorse.wire.messages import Batch, Hello
 from tests.faults.job import Job
 from tests.faults.oracle import check_served_right
 from tests.faults.relay import Seen

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from packhorse_service.monitoring.headline import STALLED_BY
 from packhorse_service.monitoring.status import Cause, ReaderState, ServerStatus, Stall, StreamStatus
-from packhorse_service.monitoring.words import STALLED_BY
 from tests.faults.job import Job
 from tests.faults.test_processes_killed import held_loader
 from tests.harness import wait_until

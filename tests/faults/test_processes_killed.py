@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from packhorse.wire import Wait, WaitReason
+from packhorse.wire.messages import Wait, WaitReason
 from tests.faults.job import Job, job_of
 from tests.faults.processes import launching
 from tests.faults.relay import Seen

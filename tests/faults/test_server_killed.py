@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from packhorse.wire import Ack, Batch, End, Give, Message, Snapshot, Welcome
+from packhorse.wire.messages import Ack, Batch, End, Give, Message, Snapshot, Welcome
 from tests.faults.job import Job, job_of
 from tests.faults.oracle import check_whole_run
 from tests.faults.processes import Launcher, RunningServer

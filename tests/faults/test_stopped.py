@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packhorse.wire import Batch, ErrorCode, ServerError, Wait, WaitReason
+from packhorse.wire.messages import Batch, ErrorCode, ServerError, Wait, WaitReason
 from tests.faults.job import Job, job_of
 from tests.faults.processes import Launcher
 from tests.faults.relay import Seen

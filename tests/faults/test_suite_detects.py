@@ -43,19 +43,19 @@ class Fault:
 
 FAULTS = {
     "no replay": Fault(
-        "service/packhorse_service/sessions.py",
+        "service/packhorse_service/protocol/stream_session.py",
         "reader.sent, reader.heard_s, reader.left = hello.position, now, False",
         "reader.heard_s, reader.left = now, False",
         "stall_timeout",
     ),
     "acknowledgement off by one": Fault(
-        "service/packhorse_service/sessions.py",
+        "service/packhorse_service/protocol/stream_session.py",
         "floor_moved = self.roster.acknowledge(reader, message.position)",
         "floor_moved = self.roster.acknowledge(reader, message.position.after(self._num_microbatches))",
         r"stands at \(",
     ),
     "attempt not checked": Fault(
-        "service/packhorse_service/meeting.py",
+        "service/packhorse_service/protocol/rendezvous.py",
         "self._returning.setdefault(hello.attempt, {})",
         "self._returning.setdefault(next(iter(self._returning), hello.attempt), {})",
         # The other rank ends, or is left without rows.
@@ -63,19 +63,19 @@ FAULTS = {
         zombie_of_an_older_attempt,
     ),
     "floor ignored": Fault(
-        "service/packhorse_service/attempt.py",
+        "service/packhorse_service/protocol/readers.py",
         "self.floor = min(standing)",
         "self.floor = max(standing)",
         "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
     ),
     "snapshot one sample late": Fault(
-        "service/packhorse_service/stream.py",
+        "service/packhorse_service/mixing/sample_stream.py",
         "np.frombuffer(bytes(self._packed), np.uint8)",
         r'np.frombuffer(bytes(self._packed).replace(b"\0", b"\1", 1), np.uint8)',
         "REPLAY_DIVERGED",
     ),
     "skipped samples not replayed": Fault(
-        "service/packhorse_service/stream.py",
+        "service/packhorse_service/mixing/sample_stream.py",
         "pending = [piece for piece in pieces if not self._packed[piece.number]]",
         "pending = list[Piece]()",
         "REPLAY_DIVERGED",

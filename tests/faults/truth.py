@@ -11,10 +11,10 @@ from typing import Any, Self
 import yaml
 
 from packhorse import ParallelLayout, Position
-from packhorse.rebuilding import Rebuilder
-from packhorse_service.config import load_config
+from packhorse.codec.rebuild import Rebuilder
+from packhorse_service.config.serve_config import load_config
 from packhorse_service.framing import view_of
-from packhorse_service.pipeline import Pipeline, plan_stream
+from packhorse_service.pipeline.run import Pipeline, plan_stream
 from packhorse_service.tap import local_digest
 from tests.service.corpus import Pair, damage, inline_engine, random_lengths, read_shards, write_source
 

@@ -17,27 +17,27 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import Packing
+from packhorse.codec.microbatch import ORIGIN, MicroBatch, Position
+from packhorse.codec.rebuild import KEYS_DECODER, KEYS_LIMIT_BYTES, Rebuilder
+from packhorse.contract.batch_contract import Packing
+from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ContractError, ProtocolError, SourceError
-from packhorse.layout import ParallelLayout
-from packhorse.microbatch import ORIGIN, MicroBatch, Position
-from packhorse.rebuilding import KEYS_DECODER, KEYS_LIMIT_BYTES, Rebuilder
+from packhorse.protocol.reader_state import FeedState, read_states, write_states
+from packhorse.rows.context_parallel import Partition
 from packhorse.schema import pack, unpack
-from packhorse.state import FeedState, read_states, write_states
-from packhorse.wire import EXTRA_FRAMES, Batch, BatchBody, decode, encode
-from packhorse_service.cutting import NEVER, Era
-from packhorse_service.snapshot import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot, inside_window
+from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
+from packhorse_service.mixing.over_length import NEVER, Era
+from packhorse_service.snapshot.codec import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot, inside_window
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
-from packhorse_service.sources.samples import BadSample, Sample, split_name
-from packhorse_service.sources.tar import PIECE_BYTES, Member, read_members
+from packhorse_service.sources.tar.grouping import BadSample, Sample, split_name
+from packhorse_service.sources.tar.reader import PIECE_BYTES, Member, read_members
+from tests.client.codec.test_views import case_of, sample_of
 from tests.client.messages import EXAMPLES
-from tests.client.test_views import case_of, sample_of
 from tests.fuzz.harness import Decoder
 from tests.service.shards_on_disk import ids_member
-from tests.service.test_snapshot import IDENTITY, encoded, first_order, place_with, plans, same
+from tests.service.snapshot.test_codec import IDENTITY, encoded, first_order, place_with, plans, same
 from tests.strategies import ATTEMPT, RowCase, body_and_payload
 
 __all__ = ["CASES", "DECODERS", "TREES", "VALID", "Framed", "framed", "parts_of"]

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from packhorse.microbatch import ORIGIN
-from packhorse.payload import ArrayEntry, join_arrays, split_arrays
-from packhorse.wire import Batch, encode
-from packhorse_service.mixing import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot import ERA, HEAD, MARK
+from packhorse.codec.microbatch import ORIGIN
+from packhorse.rows.payload import ArrayEntry, join_arrays, split_arrays
+from packhorse.wire.messages import Batch, encode
+from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
+from packhorse_service.snapshot.codec import ERA, HEAD, MARK
 from tests.fuzz.decoders import CASES, DECODERS, TREES, framed
 from tests.fuzz.harness import EXAMPLES
 from tests.fuzz.mutation import leaves, replaced
-from tests.service.test_snapshot import IDENTITY
+from tests.service.snapshot.test_codec import IDENTITY
 from tests.strategies import ATTEMPT, body_and_payload
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "DeprecationWarning")]

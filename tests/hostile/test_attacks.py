@@ -20,7 +20,7 @@ import pytest
 
 from packhorse import BatchContract, Coordinates, ParallelLayout, Position
 from packhorse.schema import pack
-from packhorse.wire import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
+from packhorse.wire.messages import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
 from tests.client.messages import altered
 from tests.hostile.conftest import RANKS, Besieged
 from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame, message

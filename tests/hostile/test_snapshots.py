@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from packhorse import ParallelLayout, ServerFailed
-from packhorse_service.mixing import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot import HEAD, MARK
+from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
+from packhorse_service.snapshot.codec import HEAD, MARK
 from tests.harness import reading, running_server, write_config
 from tests.hostile.conftest import MEMORY_MIB, PeakMemory
 from tests.service.corpus import mutated, random_lengths, write_source

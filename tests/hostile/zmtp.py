@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 
-from packhorse.wire import Message, encode
+from packhorse.wire.messages import Message, encode
 
 __all__ = ["GREETING", "READY", "Stranger", "dial", "frame", "message"]
 

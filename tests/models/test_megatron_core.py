@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 
 from packhorse import MicroBatch
 from packhorse.adapters.megatron_core import packed_seq_params
-from packhorse.contract import AttentionOffsets
+from packhorse.contract.batch_contract import AttentionOffsets
 from tests.models.comparing import TOLERANCE, Outcome, outcome
 from tests.models.conftest import VOCAB_SIZE, Corpus
 

@@ -12,19 +12,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packhorse.contract import BatchContract, ResolvedContract, resolve
+from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
+from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.errors import PackhorseError
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.microbatch import MicroBatch, Position
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row
-from packhorse.session import ClientSession, Deliver, Fail, Finish, Forget, Identity, Reconnect, Send, State
-from packhorse.session import Effect as ClientEffect
-from packhorse.wire import Frames, Message, decode, encode
+from packhorse.protocol.client_session import (
+    ClientSession,
+    Deliver,
+    Fail,
+    Finish,
+    Forget,
+    Identity,
+    Reconnect,
+    Send,
+    State,
+)
+from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.rows.row import Row
+from packhorse.wire.messages import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
-from packhorse_service.offer import Offer, readers_of
-from packhorse_service.sessions import Effect, Make, Restore, StreamSession
-from packhorse_service.sessions import Send as ServerSend
+from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
+from packhorse_service.protocol.stream_session import Send as ServerSend
+from packhorse_service.protocol.stream_spec import Offer, readers_of
 
 SEQ_LENGTH = 8
 STEPS = 6

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from packhorse.layout import Coordinates
-from packhorse.microbatch import MicroBatch, Position
-from packhorse.rebuilding import Rebuilder
-from packhorse.session import Deliver, Finish, Forget, State
-from packhorse.session import Effect as ClientEffect
-from packhorse.wire import encode
-from packhorse_service.effects import Effect, Make, Send
+from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.layout import Coordinates
+from packhorse.protocol.client_session import Deliver, Finish, Forget, State
+from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.wire.messages import encode
 from packhorse_service.framing import FramedStep, frame_step
+from packhorse_service.protocol.effects import Effect, Make, Send
 from tests.protocol.network import CONTRACT, LAYOUT, Client, Network, Server, Stream, row_of
 
 __all__ = ["PASS_STEPS", "Client", "PassClient", "PassNetwork", "undisturbed_pass"]

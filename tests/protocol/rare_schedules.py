@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from packhorse.contract import BatchContract
-from packhorse.layout import ParallelLayout
-from packhorse.microbatch import Position
-from packhorse.session import UNANSWERED_LIMIT, State
-from packhorse.state import FeedState
-from packhorse_service.attempt import Phase
+from packhorse.codec.microbatch import Position
+from packhorse.contract.batch_contract import BatchContract
+from packhorse.contract.layout import ParallelLayout
+from packhorse.protocol.client_session import UNANSWERED_LIMIT, State
+from packhorse.protocol.reader_state import FeedState
+from packhorse_service.protocol.readers import Phase
 from tests.protocol.world import FINGERPRINT, REJOIN_AFTER_S, SEQ_LENGTH, STEPS, Process, Seen, Server, Shape, World
 
 __all__ = ["RARE"]

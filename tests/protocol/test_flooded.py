@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from packhorse.contract import BatchContract
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.wire import Hello, Reject, decode, encode
-from packhorse_service.dismissal import Dismissal, rank_name, refusal
-from packhorse_service.meeting import PROCESSES_A_READER, Meeting
-from packhorse_service.offer import readers_of
+from packhorse.contract.batch_contract import BatchContract
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.wire.messages import Hello, Reject, decode, encode
+from packhorse_service.protocol.rejection import Dismissal, rank_name, refusal
+from packhorse_service.protocol.rendezvous import PROCESSES_A_READER, Meeting
+from packhorse_service.protocol.stream_spec import readers_of
 from tests.client.messages import EXAMPLES
 
 LAYOUT = ParallelLayout(data=2)

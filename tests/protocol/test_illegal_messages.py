@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from packhorse.microbatch import Position
-from packhorse.wire import ErrorCode, Hello, Message, ServerError
-from packhorse_service.attempt import Phase
-from packhorse_service.sessions import TRANSITIONS, Send
+from packhorse.codec.microbatch import Position
+from packhorse.wire.messages import ErrorCode, Hello, Message, ServerError
+from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.stream_session import TRANSITIONS, Send
 from tests.client.messages import EXAMPLES, EXTRA
 from tests.protocol.rare_schedules import begin, make, meet, phase_of, run, state_at
 from tests.protocol.world import STEPS, Process, Seen, Server, World

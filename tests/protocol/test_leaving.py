@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packhorse.wire import encode
+from packhorse.wire.messages import encode
 from tests.protocol.network import Network
 
 

@@ -8,10 +8,10 @@ import struct
 
 import pytest
 
+from packhorse.codec.microbatch import Position
+from packhorse.contract.layout import Coordinates
 from packhorse.errors import ContractError, HandshakeRefused
-from packhorse.layout import Coordinates
-from packhorse.microbatch import Position
-from packhorse.state import FeedState
+from packhorse.protocol.reader_state import FeedState
 from tests.protocol.network import Network, undisturbed
 
 STEP = 3

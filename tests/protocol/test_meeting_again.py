@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from packhorse.codec.microbatch import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
-from packhorse.microbatch import Position
-from packhorse.session import State
-from packhorse.wire import WaitReason
-from packhorse_service.attempt import Phase
+from packhorse.protocol.client_session import State
+from packhorse.wire.messages import WaitReason
+from packhorse_service.protocol.readers import Phase
 from tests.protocol.rare_schedules import PATIENCE_S, begin, make, meet, phase_of, run, state_at
 from tests.protocol.world import REJOIN_AFTER_S, STEPS, Process, Seen, Server, World
 

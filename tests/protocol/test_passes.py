@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from packhorse.layout import Coordinates
-from packhorse.microbatch import Position
-from packhorse.session import State, digest_of
-from packhorse.wire import End, Hello, SnapshotRef, Wait, WaitReason, decode
-from packhorse_service.attempt import Phase
+from packhorse.codec.microbatch import Position
+from packhorse.contract.layout import Coordinates
+from packhorse.protocol.client_session import State, digest_of
+from packhorse.wire.messages import End, Hello, SnapshotRef, Wait, WaitReason, decode
+from packhorse_service.protocol.readers import Phase
 from tests.protocol.passes import PASS_STEPS, PassNetwork, undisturbed_pass
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)

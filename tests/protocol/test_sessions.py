@@ -7,16 +7,16 @@ from itertools import permutations
 
 import pytest
 
-from packhorse.contract import BatchContract
+from packhorse.codec.microbatch import Position
+from packhorse.contract.batch_contract import BatchContract
+from packhorse.contract.layout import Coordinates
 from packhorse.errors import HandshakeRefused, ServerFailed
-from packhorse.layout import Coordinates
-from packhorse.microbatch import Position
-from packhorse.session import Send as ClientSend
-from packhorse.session import State
-from packhorse.wire import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
-from packhorse_service.attempt import Phase
+from packhorse.protocol.client_session import Send as ClientSend
+from packhorse.protocol.client_session import State
+from packhorse.wire.messages import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.framing import FramedStep, frame_step
-from packhorse_service.sessions import TRANSITIONS, Send
+from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.stream_session import TRANSITIONS, Send
 from tests.protocol.network import CONTRACT, LAYOUT, STEPS, Network, Stream, row_of, undisturbed
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)

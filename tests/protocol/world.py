@@ -22,22 +22,32 @@ from functools import cached_property
 
 import numpy as np
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import BatchContract, ResolvedContract, resolve
+from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
+from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.errors import PackhorseError
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.microbatch import ORIGIN, Position
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row
-from packhorse.session import ClientSession, Deliver, Fail, Finish, Forget, Identity, Reconnect, Send, State
-from packhorse.session import Effect as ClientEffect
-from packhorse.state import FeedState
-from packhorse.wire import Ack, Batch, End, Frames, Message, Wait, decode, encode
-from packhorse_service.attempt import Phase
+from packhorse.protocol.client_session import (
+    ClientSession,
+    Deliver,
+    Fail,
+    Finish,
+    Forget,
+    Identity,
+    Reconnect,
+    Send,
+    State,
+)
+from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.protocol.reader_state import FeedState
+from packhorse.rows.context_parallel import Partition
+from packhorse.rows.row import Row
+from packhorse.wire.messages import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
-from packhorse_service.offer import Offer, readers_of
-from packhorse_service.sessions import Effect, Make, Restore, StreamSession
-from packhorse_service.sessions import Send as ServerSend
+from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
+from packhorse_service.protocol.stream_session import Send as ServerSend
+from packhorse_service.protocol.stream_spec import Offer, readers_of
 
 __all__ = ["Connection", "Process", "Seen", "Server", "Shape", "World"]
 

@@ -15,22 +15,22 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from packhorse.contract import ResolvedContract
+from packhorse.codec.microbatch import MicroBatch
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.errors import SourceError
-from packhorse.microbatch import MicroBatch
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row, SampleKey
-from packhorse_service.assembling import Assembled, Segment
-from packhorse_service.blocks import BlockRequest, Fault, Shard, TokenBlock
-from packhorse_service.config import ServeConfig
-from packhorse_service.cutting import OverLength
-from packhorse_service.decoding import BlockLoader, DecodingSpec
+from packhorse.rows.row import Row, SampleKey
+from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.framing import FramedStep, ViewKey
-from packhorse_service.loading import BlockStore, Engine, InlineEngine, Load
-from packhorse_service.mixing import Mixing, SourcePlan
-from packhorse_service.pipeline import Pipeline, StreamPlan, plan_stream
-from packhorse_service.row_building import build_rows
-from packhorse_service.stream import SampleStream, SourceSetting
+from packhorse_service.loading.block import BlockRequest, Fault, Shard, TokenBlock
+from packhorse_service.loading.decode import BlockLoader, DecodingSpec
+from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load
+from packhorse_service.mixing.order import Mixing, SourcePlan
+from packhorse_service.mixing.over_length import OverLength
+from packhorse_service.mixing.sample_stream import SampleStream, SourceSetting
+from packhorse_service.packing.modes import Assembled, Segment
+from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
+from packhorse_service.planning.rows import build_rows
 
 VOCABULARY = 60_000
 BLOCK_STRIDE = 1000  # bytes that a block held in memory is said to have

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from packhorse.contract import BatchContract, Packing, resolve
-from packhorse.layout import ParallelLayout
-from packhorse_service.assembling import assembler_for
-from packhorse_service.cutting import Era, OverLength
-from packhorse_service.mixing import BlockFacts, Mixing, OnEnd, Order, SourceOrder, SourcePlan
-from packhorse_service.packers import packer_for
-from packhorse_service.packing import PackingAlgorithm, PackingPlan
-from packhorse_service.pipeline import Pipeline
-from packhorse_service.stream import Piece, StreamPlace
+from packhorse.contract.batch_contract import BatchContract, Packing, resolve
+from packhorse.contract.layout import ParallelLayout
+from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, Order, SourceOrder, SourcePlan
+from packhorse_service.mixing.over_length import Era, OverLength
+from packhorse_service.mixing.sample_stream import Piece, StreamPlace
+from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm, PackingPlan
+from packhorse_service.packing.modes import assembler_for
+from packhorse_service.packing.packer import packer_for
+from packhorse_service.pipeline.run import Pipeline
 from tests.service.corpus import MemoryCorpus, consecutive, inline_engine, make_block, make_plan
 
 __all__ = ["STAGES", "Machine", "Saved", "machine", "outputs", "rest_of"]

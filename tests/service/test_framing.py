@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from packhorse.context_parallel import Partition, local_slots
-from packhorse.contract import BatchContract, ResolvedContract, resolve
-from packhorse.layout import Coordinates, ParallelLayout
-from packhorse.payload import split_arrays
-from packhorse.rebuilding import Rebuilder
-from packhorse.row import Row
+from packhorse.codec.rebuild import Rebuilder
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.rows.context_parallel import Partition, local_slots
+from packhorse.rows.payload import split_arrays
+from packhorse.rows.row import Row
 from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
-from packhorse_service.stream import Piece
+from packhorse_service.mixing.sample_stream import Piece
 from tests.service.corpus import build_row, consecutive, make_block
 
 LAYOUT = ParallelLayout(data=2, context=2, tensor=2)

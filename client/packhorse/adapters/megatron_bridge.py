@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from packhorse.adapters.varlen import seq_idx
-from packhorse.contract import AttentionOffsets
+from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.batch_contract import AttentionOffsets
 from packhorse.errors import ContractError
-from packhorse.microbatch import MicroBatch
-from packhorse.offsets import one_row
+from packhorse.rows.offsets import one_row
 
 __all__ = ["PackedMetadata", "batch", "legacy_batch", "packed_metadata", "partition_offsets"]
 

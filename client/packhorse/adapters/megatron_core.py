@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from packhorse.adapters.varlen import seq_idx
-from packhorse.context_parallel import Partition
-from packhorse.contract import AttentionOffsets
+from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.batch_contract import AttentionOffsets
 from packhorse.errors import ConfigError, ContractError
-from packhorse.microbatch import MicroBatch
+from packhorse.rows.context_parallel import Partition
 
 __all__ = ["packed_seq_params"]
 

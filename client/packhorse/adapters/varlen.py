@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import ContractError
-from packhorse.microbatch import MicroBatch
 
 __all__ = ["flash_attention_arguments", "seq_idx", "torch_varlen_arguments"]
 

@@ -19,19 +19,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from packhorse.context_parallel import Partition
-from packhorse.contract import BatchContract, Packing, Readers, resolve
+from packhorse.contract.batch_contract import BatchContract, Packing, Readers, resolve
+from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.trainer_facts import Stack, TrainerFacts
+from packhorse.declare.attributes import look_up, read
 from packhorse.declare.bridge_rules import BRIDGE_RULES
 from packhorse.declare.bridge_view import BridgeView
 from packhorse.declare.megatron import layout_of, model_ranks
-from packhorse.declare.reading import look_up, read
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, facts_of
 from packhorse.errors import ConfigError
-from packhorse.layout import ParallelLayout
+from packhorse.rows.context_parallel import Partition
 from packhorse.rules import Case, Violation, check, errors
-from packhorse.rules.framework import Finding, Severity
 from packhorse.rules.lengths import ID_LIMIT, gbs_divides
-from packhorse.trainer import Stack, TrainerFacts
+from packhorse.rules.model import Finding, Severity
 
 __all__ = ["bridge_case", "check_bridge", "contract_from_megatron_bridge", "layout_from_megatron_bridge"]
 

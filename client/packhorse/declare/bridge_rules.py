@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from packhorse.declare.attributes import look_up
 from packhorse.declare.bridge_view import BridgeView, class_names
-from packhorse.declare.reading import look_up
-from packhorse.rules.framework import Finding, Severity
+from packhorse.rules.model import Finding, Severity
 
 __all__ = ["BRIDGE_RULES", "BridgeRule"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packhorse.contract import Objective, Packing
-from packhorse.declare.reading import look_up
+from packhorse.contract.batch_contract import Objective, Packing
+from packhorse.declare.attributes import look_up
 
 __all__ = ["BridgeView"]
 

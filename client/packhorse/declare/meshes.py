@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhorse.environment import Place, surroundings
+from packhorse.contract.layout import DEFAULT_ORDER, SHORT, ParallelLayout
+from packhorse.declare.rank_info import Place, surroundings
 from packhorse.errors import ConfigError
-from packhorse.layout import DEFAULT_ORDER, SHORT, ParallelLayout
 
 __all__ = ["layout_from_device_mesh", "layout_from_environment"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from packhorse.contract import LossReduction
-from packhorse.declare.reading import Setting, look_up, names_of, positive, switch
-from packhorse.trainer import CudaGraph, Dispatcher, TrainerFacts
+from packhorse.contract.batch_contract import LossReduction
+from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, TrainerFacts
+from packhorse.declare.attributes import Setting, look_up, names_of, positive, switch
 
 __all__ = [
     "BRIDGE_FACTS",

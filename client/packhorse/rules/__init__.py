@@ -8,8 +8,8 @@ and ``families`` hold the checks, ``framework`` says what a rule is. ``docs/rule
 
 from packhorse.rules.catalog import RULES, check, compare, errors, unchecked, warnings
 from packhorse.rules.families import FAMILIES, Family
-from packhorse.rules.framework import Case, Finding, Rule, Severity, Unchecked, Violation
-from packhorse.rules.stack import MINIMUM_WINDOW
+from packhorse.rules.model import Case, Finding, Rule, Severity, Unchecked, Violation
+from packhorse.rules.training_framework import MINIMUM_WINDOW
 
 __all__ = [
     "FAMILIES",

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from packhorse.contract import BatchContract, ResolvedContract
-from packhorse.layout import ParallelLayout
-from packhorse.rules import families, lengths, loss, shapes, stack
-from packhorse.rules.framework import Case, Rule, Severity, Unchecked, Violation
-from packhorse.trainer import TrainerFacts
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract
+from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.trainer_facts import TrainerFacts
+from packhorse.rules import families, lengths, loss, shapes
+from packhorse.rules import training_framework as framework
+from packhorse.rules.model import Case, Rule, Severity, Unchecked, Violation
 
 __all__ = ["RULES", "check", "compare", "errors", "unchecked", "warnings"]
 
@@ -19,7 +20,7 @@ ERROR, WARN = Severity
 RULES: tuple[Rule, ...] = (
     Rule("MBS_ONLINE", ERROR, lengths.mbs_online, applies=lengths.one_row_a_pack),
     Rule("MBS_IN_BATCH", ERROR, lengths.mbs_in_batch, applies=lengths.in_batch),
-    Rule("MODES_EXCLUSIVE", ERROR, stack.modes_exclusive, tuple(stack.PACKERS)),
+    Rule("MODES_EXCLUSIVE", ERROR, framework.modes_exclusive, tuple(framework.PACKERS)),
     Rule("CP_LENGTH", ERROR, lengths.cp_length, applies=lengths.context_parallel),
     Rule("SEGMENT_ALIGN", ERROR, lengths.segment_align),
     Rule("PACK_ALIGN", ERROR, lengths.pack_align),
@@ -39,23 +40,29 @@ RULES: tuple[Rule, ...] = (
     Rule("MAX_POSITION", ERROR, lengths.max_position, ("max_position_embeddings",)),
     Rule("CU_SEQLENS_FIXED", ERROR, shapes.cu_seqlens_fixed, applies=shapes.pads_offsets),
     Rule("GRAPH_WIDTH", ERROR, shapes.graph_width, ("cuda_graph",), shapes.varies),
-    Rule("GRAPH_ATTENTION", ERROR, shapes.graph_attention, ("cuda_graph",), stack.packed),
+    Rule("GRAPH_ATTENTION", ERROR, shapes.graph_attention, ("cuda_graph",), framework.packed),
     Rule("MTP", ERROR, loss.mtp, ("mtp_num_layers",), loss.fine_tunes_packed),
-    Rule("MODEL_FAMILY", ERROR, families.model_family, ("model_family",), stack.packed),
+    Rule("MODEL_FAMILY", ERROR, families.model_family, ("model_family",), framework.packed),
     Rule("THD_ROWS", ERROR, shapes.thd_rows),
-    Rule("THD_BACKEND", ERROR, stack.thd_backend, ("transformer_impl",), stack.packed),
-    Rule("STOCK_THD", ERROR, stack.stock_thd, ("stack",), stack.packed),
+    Rule("THD_BACKEND", ERROR, framework.thd_backend, ("transformer_impl",), framework.packed),
+    Rule("STOCK_THD", ERROR, framework.stock_thd, ("stack",), framework.packed),
     Rule("PP_UNIFORM", ERROR, shapes.pp_uniform, ("variable_seq_lengths",), shapes.varies_across_stages),
-    Rule("PP_INTERLEAVE", ERROR, stack.pp_interleave, ("virtual_pipeline_chunks",), stack.pipelined),
+    Rule(
+        "PP_INTERLEAVE",
+        ERROR,
+        framework.pp_interleave,
+        ("virtual_pipeline_chunks",),
+        framework.pipelined,
+    ),
     Rule("VARIABLE_DISPATCH", ERROR, shapes.variable_dispatch, ("moe_dispatcher",), shapes.varies),
     Rule("EP_UNIFORM", WARN, shapes.ep_uniform, ("expert_parallel",), shapes.varies),
     Rule("FP8_WIDTH", ERROR, shapes.fp8_width, ("fp8",)),
-    Rule("CP_HIERARCHY", ERROR, stack.cp_hierarchy, ("cp_comm_type",), lengths.context_parallel),
-    Rule("DYNAMIC_CP", ERROR, stack.dynamic_cp, ("dynamic_context_parallel",)),
-    Rule("PARTITION", ERROR, stack.partition, ("stack",), stack.sliced),
-    Rule("WINDOW", ERROR, stack.window, ("window",)),
-    Rule("RANKS_AGREE", ERROR, stack.ranks_agree),
-    Rule("KEY_RANK", ERROR, stack.key_rank),
+    Rule("CP_HIERARCHY", ERROR, framework.cp_hierarchy, ("cp_comm_type",), lengths.context_parallel),
+    Rule("DYNAMIC_CP", ERROR, framework.dynamic_cp, ("dynamic_context_parallel",)),
+    Rule("PARTITION", ERROR, framework.partition, ("stack",), framework.sliced),
+    Rule("WINDOW", ERROR, framework.window, ("window",)),
+    Rule("RANKS_AGREE", ERROR, framework.ranks_agree),
+    Rule("KEY_RANK", ERROR, framework.key_rank),
     Rule("DTYPE_RANGE", ERROR, lengths.dtype_range),
 )
 

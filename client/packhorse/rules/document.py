@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from packhorse.declare.attributes import Setting
 from packhorse.declare.bridge_rules import BRIDGE_RULES
-from packhorse.declare.reading import Setting
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, MEGATRON_CONTRACT, MEGATRON_FACTS
 from packhorse.rules.catalog import RULES
 from packhorse.rules.families import FAMILIES
-from packhorse.rules.framework import Rule
+from packhorse.rules.model import Rule
 
 __all__ = ["explain", "page"]
 

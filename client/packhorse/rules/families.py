@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from packhorse.contract import Objective, Packing
-from packhorse.rules.framework import Case, Finding, Severity
+from packhorse.contract.batch_contract import Objective, Packing
+from packhorse.rules.model import Case, Finding, Severity
 
 __all__ = ["FAMILIES", "Family", "family_of", "model_family"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from packhorse.contract import Packing
-from packhorse.rules.framework import Case, Finding, near_multiples
+from packhorse.contract.batch_contract import Packing
+from packhorse.rules.model import Case, Finding, near_multiples
 
 __all__ = [
     "constant_step",

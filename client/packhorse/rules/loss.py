@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packhorse.contract import LossReduction, Objective, Remainder
-from packhorse.rules.framework import Case, Finding, Severity
+from packhorse.contract.batch_contract import LossReduction, Objective, Remainder
+from packhorse.rules.model import Case, Finding, Severity
 
 __all__ = [
     "averages_fillers",

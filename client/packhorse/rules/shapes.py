@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from packhorse.rules.framework import Case, Finding, Severity, near_multiples
-from packhorse.trainer import CudaGraph, Dispatcher
+from packhorse.contract.trainer_facts import CudaGraph, Dispatcher
+from packhorse.rules.model import Case, Finding, Severity, near_multiples
 
 __all__ = [
     "cu_seqlens_fixed",
@@ -89,7 +89,7 @@ def graph_attention(case: Case) -> Iterator[Finding]:
 def thd_rows(_case: Case) -> Iterator[Finding]:
     """A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.
 
-    Checked by ``packhorse.offsets.one_row`` where offsets enter, as no declaration can tell.
+    Checked by ``packhorse.rows.offsets.one_row`` where offsets enter, as no declaration can tell.
 
     Source: Megatron-Bridge training/gpt_step.py, "Packed THD batches expect micro-batch size 1".
     """

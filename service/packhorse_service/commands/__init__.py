@@ -10,19 +10,19 @@ from rich.console import Console
 
 from packhorse import __version__
 from packhorse.errors import ConfigError
-from packhorse_service.checking import as_json, check_access, check_streams, explain_rule, load_lengths, show
-from packhorse_service.commands.keys import keygen_command
-from packhorse_service.commands.loadtest import loadtest
-from packhorse_service.commands.planning import inspect, plan
-from packhorse_service.commands.reporting import missing_extra, reporting
-from packhorse_service.commands.serving import serve
-from packhorse_service.commands.status import status_command
-from packhorse_service.commands.tapping import tap_command
-from packhorse_service.config import load_config
-from packhorse_service.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
+from packhorse_service.check.checks import as_json, check_access, check_streams, explain_rule, load_lengths, show
+from packhorse_service.commands.exit_codes import missing_extra, reporting
+from packhorse_service.commands.keygen_command import keygen_command
+from packhorse_service.commands.loadtest_command import loadtest
+from packhorse_service.commands.plan_command import inspect, plan
+from packhorse_service.commands.serve_command import serve
+from packhorse_service.commands.status_command import status_command
+from packhorse_service.commands.tap_command import tap_command
+from packhorse_service.config.serve_config import load_config
+from packhorse_service.config.trainer_file import load_trainer
+from packhorse_service.loading.tokenizer import TokenizerSpec
+from packhorse_service.prepare.prepare import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, prepare
 from packhorse_service.sources.formats import SampleFormat
-from packhorse_service.tokenising import TokenizerSpec
-from packhorse_service.trainer_file import load_trainer
 
 __all__ = ["app"]
 

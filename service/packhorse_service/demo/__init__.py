@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from packhorse.errors import StartTimeout
 from packhorse_service.demo.corpus import CorpusSizes, make_corpus
+from packhorse_service.demo.demo_progress import Progress
 from packhorse_service.demo.packs import load_packs
-from packhorse_service.demo.progress import Progress
-from packhorse_service.demo.report import StepReport, Tail, lines_file
+from packhorse_service.demo.step_lines import StepReport, Tail, lines_file
 from packhorse_service.processes import ChildFailed, Children, pause, start_server, stop_signals
 
 __all__ = ["DemoSizes", "run_demo"]
@@ -145,6 +145,6 @@ def _follow(children: Children, work: Path, progress: Progress, asked: threading
 
 def _draw(work: Path, path: Path) -> None:
     # matplotlib takes seconds to load, and the ranks import this package too
-    from packhorse_service.demo.picture import draw_packs
+    from packhorse_service.demo.demo_picture import draw_packs
 
     draw_packs(load_packs(work), Tokenizer.from_file(str(work / "tokenizer.json")), path)

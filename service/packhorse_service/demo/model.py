@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from packhorse.context_parallel import Partition, local_slots
+from packhorse.rows.context_parallel import Partition, local_slots
 
 __all__ = ["GPT", "GPTSizes", "segment_mask"]
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from packhorse import BatchContract, Feed, LossReduction, MicroBatch, ParallelLayout, Partition
 from packhorse_service.demo.model import GPT, GPTSizes
-from packhorse_service.demo.report import Reporter
+from packhorse_service.demo.step_lines import Reporter
 
 
 def main() -> None:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from packhorse.layout import Coordinates
-from packhorse.microbatch import Position
-from packhorse_service.attempt import Phase, Reader
-from packhorse_service.dismissal import rank_name
+from packhorse.codec.microbatch import Position
+from packhorse.contract.layout import Coordinates
 from packhorse_service.monitoring.status import Cause, ReaderState, Stall
-from packhorse_service.notices import describe
-from packhorse_service.sessions import StreamSession
+from packhorse_service.protocol.readers import Phase, Reader
+from packhorse_service.protocol.rejection import rank_name
+from packhorse_service.protocol.stream_session import StreamSession
+from packhorse_service.protocol.wait_messages import describe
 
 __all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in_flight", "stall"]
 

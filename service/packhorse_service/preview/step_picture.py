@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from packhorse_service.drawing import INK, PADDING, PALE, SHADES, save, strip, title
-from packhorse_service.figures import counted
-from packhorse_service.preview.step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
-from packhorse_service.preview.words import short_name, unit_of
+from packhorse_service.preview.inspected_step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
+from packhorse_service.preview.unit_names import short_name, unit_of
+from packhorse_service.text.drawing import INK, PADDING, PALE, SHADES, save, strip, title
+from packhorse_service.text.formatting import counted
 
 __all__ = ["draw_step"]
 

@@ -6,7 +6,7 @@
 4. ``formats``    a sample → text, a ``Conversation`` (``messages``) or ``TokenArrays`` (``npy``)
 5. ``rendering``  a conversation → text and the spans of it that are trained on
 
-``packhorse_service.decoding`` runs the path for one block and adds the tokenizer. Where all samples of a
+``packhorse_service.loading.decode`` runs the path for one block and adds the tokenizer. Where all samples of a
 block have the same members and hold ids, as nearly always in pre-tokenised shards, it takes a shorter one:
 ``plain`` (a stretch → the plain files in it), ``uniform`` (those → columns), ``npy.join_arrays``.
 """

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from packhorse_service.sources.messages import Conversation, parse_conversation
 from packhorse_service.sources.npy import join_arrays, load_array
-from packhorse_service.sources.samples import BadSample, Sample, content_of
-from packhorse_service.sources.tar import Member
-from packhorse_service.sources.uniform import UniformSamples
+from packhorse_service.sources.tar.columnar import UniformSamples
+from packhorse_service.sources.tar.grouping import BadSample, Sample, content_of
+from packhorse_service.sources.tar.reader import Member
 
 __all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_uniform"]
 

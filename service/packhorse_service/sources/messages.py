@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from packhorse_service.sources.samples import BadSample
+from packhorse_service.sources.tar.grouping import BadSample
 
 __all__ = ["Conversation", "Message", "Role", "parse_conversation", "parse_messages", "parse_tools"]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packhorse_service.sources.samples import BadSample, content_of
-from packhorse_service.sources.tar import BLOCK, Member
-from packhorse_service.sources.uniform import Column
+from packhorse_service.sources.tar.columnar import Column
+from packhorse_service.sources.tar.grouping import BadSample, content_of
+from packhorse_service.sources.tar.reader import BLOCK, Member
 
 __all__ = ["Joined", "dump_array", "headers_of", "join_arrays", "load_array"]
 

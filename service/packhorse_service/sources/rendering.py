@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.sources.messages import Message, Role
-from packhorse_service.sources.samples import BadSample
+from packhorse_service.sources.tar.grouping import BadSample
 
 __all__ = ["CHATML", "ChatTemplate", "Span"]
 

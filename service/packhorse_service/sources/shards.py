@@ -20,7 +20,7 @@ import fsspec
 from braceexpand import braceexpand
 
 from packhorse.errors import SourceError
-from packhorse_service.blocks import Shard
+from packhorse_service.loading.block import Shard
 
 __all__ = ["expand_shards", "open_shard"]
 

@@ -1,4 +1,4 @@
-// Figures for people, as packhorse_service.figures has them.
+// Figures for people, as packhorse_service.text.formatting has them.
 
 const MISSING = "–";
 const SCALES = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];

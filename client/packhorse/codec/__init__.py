@@ -1,0 +1,1 @@
+"""Micro-batches to the views on the wire, and back."""

@@ -1,0 +1,309 @@
+"""What both sides must agree on for a micro-batch to be right.
+
+A side *declares* a ``BatchContract``: any field may be left out, and what is left out is not compared.
+The server *resolves* its own declaration against the layout into a ``ResolvedContract``, in which every
+field has a value; it sends it with WELCOME. The rules that make a contract valid are in ``rules``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from hashlib import blake2b
+
+import msgpack
+
+from packhorse.contract.documented import means
+from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.trainer_facts import TrainerFacts
+from packhorse.errors import ConfigError
+from packhorse.rows.context_parallel import Partition
+
+__all__ = [
+    "AttentionOffsets",
+    "BatchContract",
+    "LossReduction",
+    "Objective",
+    "Packing",
+    "Readers",
+    "Remainder",
+    "ResolvedContract",
+    "TailPadding",
+    "resolve",
+]
+
+
+class Packing(StrEnum):
+    """How samples become rows."""
+
+    ONLINE = "online"  # packs built on the fly over a lookahead
+    IN_BATCH = "in_batch"  # micro_batch_size consecutive samples flattened to one row
+    CONCAT = "concat"  # pretraining: documents one after the other
+    NONE = "none"  # one sample a row, dense
+
+
+class TailPadding(StrEnum):
+    """What the padding behind the last sample of a row is."""
+
+    OWN_SEGMENT = "own_segment"  # a segment of logical length 0 whose positions restart
+    EXTEND_LAST = "extend_last"  # the last physical segment grows, no further offset
+
+
+class Readers(StrEnum):
+    """Which coordinates connect."""
+
+    ALL = "all"
+    TENSOR_ZERO = "tensor_zero"  # stock Megatron-LM: tensor rank 0 reads and broadcasts
+    TENSOR_ZERO_EDGES = "tensor_zero_edges"  # the same, dense modes: first, last and MTP stages only
+
+
+class AttentionOffsets(StrEnum):
+    """Which offsets adapters give to attention, for the whole job."""
+
+    PHYSICAL = "physical"  # exact for causal attention, and every kernel stays available
+    LOGICAL = "logical"  # logical plus padded, for models that are not causal
+
+
+class Objective(StrEnum):
+    """What the job trains."""
+
+    SFT = "sft"
+    PRETRAIN = "pretrain"
+
+
+class LossReduction(StrEnum):
+    """How the trainer divides the summed loss."""
+
+    PER_TOKEN = "per_token"  # the stack divides by the tokens of all ranks (Megatron: calculate_per_token_loss)
+    STEP_TOKENS = "step_tokens"  # the loop divides by MicroBatch.step_loss_tokens
+    MEAN = "mean"  # each micro-batch is averaged on its own
+
+
+class Remainder(StrEnum):
+    """What happens to the packs of a finite stream that do not fill a step."""
+
+    PAD = "pad"  # the step is filled with fillers; every target is delivered
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContract:
+    """What one side declares. ``None`` means "not declared": nothing is guessed from it.
+
+    Lengths and multiples count slots. ``global_batch_size`` counts packs in ``online`` and ``concat``,
+    samples in ``in_batch`` and ``none``. ``trainer`` holds facts about the trainer itself: rules read
+    them, the two sides do not compare them.
+    """
+
+    seq_length: int | None = means("Slots of a row; in `in_batch`, of the longest sample.")
+    micro_batch_size: int | None = means("1 in `online` and isolated `concat`; samples or rows of a micro-batch else.")
+    global_batch_size: int | None = means("Of a step over all ranks: packs (`online`), rows (`concat`) or samples.")
+    packing: Packing | None = means("How samples become rows.")
+    isolate_documents: bool | None = means("`concat`: attention stays within a document; false: one run of ids.")
+    partition: Partition | None = means(
+        "Who cuts rows for context-parallel ranks: the trainer (`whole`), or the server."
+    )
+    readers: Readers | None = means("Which coordinates connect.")
+    evaluation_context: int | None = means("Context-parallel size of evaluations, where it differs.")
+    segment_multiple: int | None = means("Each segment is padded to a multiple of this.")
+    pack_multiple: int | None = means("Each row is a multiple of this wide: what kernels or FP8 need.")
+    static_shapes: bool | None = means(
+        "Sets pad_to_max_length and pad_cu_seqlens, for CUDA graphs; needs max_segments."
+    )
+    pad_to_max_length: bool | None = means("Every row has the same width.")
+    pad_cu_seqlens: bool | None = means("A fixed number of offsets: max_segments + 2.")
+    max_segments: int | None = means("Segments of a row at most.")
+    tail_padding: TailPadding | None = means(
+        "What the padding behind the last sample is: a segment, or part of the last."
+    )
+    objective: Objective | None = means("What the job trains.")
+    loss_reduction: LossReduction | None = means("How the trainer divides the summed loss.")
+    remainder: Remainder | None = means("What becomes of packs at the end that fill no step: filled up, or left out.")
+    attention_offsets: AttentionOffsets | None = means("Which offsets adapters give to attention.")
+    padding_mask: bool | None = means("Deliver `MicroBatch.padding_mask`.")
+    vocab_size: int | None = means("Of the model; ids must be below. Up to 65,536, ids travel as 16 bits.")
+    pad_id: int | None = means("The token of padding.")
+    ignore_index: int | None = means("The label of padding.")
+    trainer: TrainerFacts | None = means("Facts about the trainer, for the rules.")
+
+    def __post_init__(self) -> None:
+        for name, enum in ENUMS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _member(enum, name, value))
+        _check_sizes(self)
+        for name, kind in SCALARS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise ConfigError(f"contract.{name}={value!r} must be {WORDS[kind]}")
+
+    @staticmethod
+    def from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
+        """What a Megatron-LM job relies on, from its argument namespace (``declare.megatron``)."""
+        from packhorse.declare.megatron import contract_from_megatron
+
+        return contract_from_megatron(args, packing)
+
+    @staticmethod
+    def from_megatron_bridge(cfg: object) -> BatchContract:
+        """What a Megatron-Bridge job relies on, from its ConfigContainer (``declare.bridge``)."""
+        from packhorse.declare.bridge import contract_from_megatron_bridge
+
+        return contract_from_megatron_bridge(cfg)
+
+    def digest(self, layout: ParallelLayout) -> bytes:
+        """16 bytes that are equal when two readers declare the same contract and layout."""
+        parts: list[BatchContract | ParallelLayout | TrainerFacts] = [self, layout]
+        parts += [] if self.trainer is None else [self.trainer]
+        declared = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part) if f.name != "trainer"]
+        return blake2b(msgpack.packb(declared), digest_size=16).digest()
+
+
+SIZES = (
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "evaluation_context",
+    "segment_multiple",
+    "pack_multiple",
+    "max_segments",
+    "vocab_size",
+)
+FLAGS = ("isolate_documents", "static_shapes", "pad_to_max_length", "pad_cu_seqlens", "padding_mask")
+SCALARS: dict[str, type] = {"pad_id": int, "ignore_index": int, **dict.fromkeys(FLAGS, bool)}
+WORDS: dict[type, str] = {int: "an integer", bool: "true or false"}
+ENUMS: dict[str, type[StrEnum]] = {
+    "packing": Packing,
+    "partition": Partition,
+    "readers": Readers,
+    "attention_offsets": AttentionOffsets,
+    "tail_padding": TailPadding,
+    "objective": Objective,
+    "loss_reduction": LossReduction,
+    "remainder": Remainder,
+}
+
+
+def _check_sizes(contract: object) -> None:
+    for name in SIZES:
+        size = getattr(contract, name)
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"contract.{name}={size!r} must be an integer of at least 1")
+
+
+def _member(enum: type[StrEnum], name: str, value: str) -> StrEnum:
+    if value not in list(enum):
+        raise ConfigError(f"contract.{name}={value!r} must be one of {', '.join(enum)}")
+    return enum(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedContract:
+    """A ``BatchContract`` with every field decided; the same names."""
+
+    seq_length: int
+    micro_batch_size: int
+    global_batch_size: int
+    packing: Packing
+    isolate_documents: bool
+    partition: Partition
+    readers: Readers
+    evaluation_context: int
+    segment_multiple: int
+    pack_multiple: int
+    static_shapes: bool
+    pad_to_max_length: bool
+    pad_cu_seqlens: bool
+    max_segments: int | None
+    tail_padding: TailPadding
+    objective: Objective
+    loss_reduction: LossReduction
+    remainder: Remainder
+    attention_offsets: AttentionOffsets
+    padding_mask: bool
+    vocab_size: int
+    pad_id: int
+    ignore_index: int
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several segments and travel with their offsets; dense rows do not."""
+        return self.packing in (Packing.ONLINE, Packing.IN_BATCH) or (
+            self.packing is Packing.CONCAT and self.isolate_documents
+        )
+
+    @property
+    def max_width(self) -> int:
+        """Slots of the widest row."""
+        return self.seq_length * (self.micro_batch_size if self.packing is Packing.IN_BATCH else 1)
+
+    @property
+    def fixed_width(self) -> bool:
+        """Whether every row has the same number of slots."""
+        return self.pad_to_max_length
+
+    @property
+    def row_multiple(self) -> int:
+        """What a row's width is a multiple of."""
+        return math.lcm(self.segment_multiple, self.pack_multiple)
+
+    def num_microbatches(self, layout: ParallelLayout) -> int:
+        """Micro-batches of one data-parallel rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * layout.data)
+
+
+def default_segment_multiple(layout: ParallelLayout, partition: Partition, evaluation_context: int) -> int:
+    """Megatron-Bridge's alignment of a segment, over training and evaluation.
+
+    The lcm over both context-parallel sizes of 2·CP (CP where rows are cut contiguously), if CP > 1, and of
+    CP·TP under sequence parallelism, if TP > 1.
+    """
+    sizes = (layout.context, evaluation_context)
+    return math.lcm(*map(partition.granularity, sizes), default_pack_multiple(layout, evaluation_context))
+
+
+def default_pack_multiple(layout: ParallelLayout, evaluation_context: int) -> int:
+    """What sequence parallelism needs of a whole row: CP·TP, or 1 without it."""
+    if not layout.sequence_parallel or layout.tensor == 1:
+        return 1
+    return math.lcm(layout.context * layout.tensor, evaluation_context * layout.tensor)
+
+
+def resolve(
+    declared: BatchContract, layout: ParallelLayout, *, seq_length: int, global_batch_size: int, vocab_size: int
+) -> ResolvedContract:
+    """Fill what ``declared`` leaves open. The three lengths that have no default are given by name."""
+    partition = declared.partition or Partition.WHOLE
+    evaluation_context = declared.evaluation_context or layout.context
+    static = bool(declared.static_shapes)
+    defaults: dict[str, object] = {
+        "micro_batch_size": 1,
+        "packing": Packing.ONLINE,
+        "isolate_documents": True,
+        "partition": partition,
+        "readers": Readers.ALL,
+        "evaluation_context": evaluation_context,
+        "segment_multiple": default_segment_multiple(layout, partition, evaluation_context),
+        "static_shapes": False,
+        "pad_to_max_length": static or declared.packing is not Packing.IN_BATCH,
+        "pad_cu_seqlens": static,
+        "max_segments": None,
+        "tail_padding": TailPadding.OWN_SEGMENT,
+        "objective": Objective.SFT,
+        "loss_reduction": LossReduction.STEP_TOKENS,
+        "remainder": Remainder.PAD,
+        "attention_offsets": AttentionOffsets.PHYSICAL,
+        "padding_mask": False,
+        "pad_id": 0,
+        "ignore_index": -100,
+    }
+    names = [f.name for f in fields(ResolvedContract)]
+    given = {name: getattr(declared, name) for name in names if getattr(declared, name) is not None}
+    needed = {"seq_length": seq_length, "global_batch_size": global_batch_size, "vocab_size": vocab_size}
+    # A row is wide enough for sequence parallelism whatever else it is asked to be a multiple of.
+    wide = math.lcm(declared.pack_multiple or 1, default_pack_multiple(layout, evaluation_context))
+    return ResolvedContract(**{**defaults, **given, **needed, "pack_multiple": wide})

@@ -1,0 +1,125 @@
+"""Where a rank stands in the parallel layout: sizes, coordinates and their order.
+
+``ParallelLayout`` holds the five degrees in Megatron's words. Ranks map to coordinates in Megatron's
+default order, tensor fastest, then context, data and pipeline (``tp-cp-ep-dp-pp`` without the expert
+axis, which shares ranks with the others and never enters here).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from packhorse.contract.documented import means
+from packhorse.errors import ConfigError
+
+__all__ = ["Coordinates", "ParallelLayout"]
+
+AXES = ("tensor", "context", "data", "pipeline")
+SHORT = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp"}
+DEFAULT_ORDER = "tp-cp-dp-pp"
+
+
+class Coordinates(NamedTuple):
+    """One rank's place on each axis, counted from 0."""
+
+    data: int
+    context: int
+    tensor: int
+    pipeline: int
+
+    def __str__(self) -> str:
+        return f"dp{self.data}·cp{self.context}·tp{self.tensor}·pp{self.pipeline}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """The degrees of parallelism of a trainer job.
+
+    ``world_size`` is their product. ``order`` names the axes from the fastest varying to the slowest,
+    as Megatron's ``order`` argument does.
+
+    >>> ParallelLayout(data=2, context=2).coordinates(3)
+    Coordinates(data=1, context=1, tensor=0, pipeline=0)
+    """
+
+    data: int = means("Data-parallel size (DP).", 1)
+    context: int = means("Context-parallel size (CP).", 1)
+    tensor: int = means("Tensor-parallel size (TP).", 1)
+    pipeline: int = means("Pipeline-parallel size (PP).", 1)
+    sequence_parallel: bool = means("Activations are split along the sequence over the tensor-parallel ranks.", False)
+    order: str = means("The axes from the fastest varying to the slowest.", DEFAULT_ORDER)
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            size = getattr(self, axis)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(f"layout.{axis}={size!r} must be an integer of at least 1")
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError(f"layout.sequence_parallel={self.sequence_parallel!r} must be true or false")
+        if sorted(self.order.split("-")) != sorted(SHORT.values()):
+            raise ConfigError(
+                f"layout.order={self.order!r} must name each of {', '.join(SHORT.values())} once, "
+                f"joined by '-', fastest first; Megatron's default is {DEFAULT_ORDER!r}"
+            )
+
+    @staticmethod
+    def from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:
+        """Of a ``torch.distributed`` DeviceMesh, by the names of its dimensions (``declare.meshes``)."""
+        from packhorse.declare.meshes import layout_from_device_mesh
+
+        return layout_from_device_mesh(mesh, sequence_parallel=sequence_parallel)
+
+    @staticmethod
+    def from_environment(**sizes: Any) -> ParallelLayout:
+        """Of this process's job: DP is what the sizes that are given leave of the world size (``declare.meshes``)."""
+        from packhorse.declare.meshes import layout_from_environment
+
+        return layout_from_environment(**sizes)
+
+    @staticmethod
+    def from_megatron(args: object) -> ParallelLayout:
+        """Of a Megatron-LM argument namespace (``declare.megatron``)."""
+        from packhorse.declare.megatron import layout_from_megatron
+
+        return layout_from_megatron(args)
+
+    @staticmethod
+    def from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
+        """Of a Megatron-Bridge ConfigContainer (``declare.bridge``)."""
+        from packhorse.declare.bridge import layout_from_megatron_bridge
+
+        return layout_from_megatron_bridge(cfg, world_size)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: data · context · tensor · pipeline."""
+        return self.data * self.context * self.tensor * self.pipeline
+
+    def _strides(self) -> list[tuple[str, int, int]]:
+        """(axis, its size, ranks between neighbours on it), fastest axis first."""
+        by_short = {short: axis for axis, short in SHORT.items()}
+        axes = [by_short[short] for short in self.order.split("-")]
+        sizes = [int(getattr(self, axis)) for axis in axes]
+        return [(axis, size, math.prod(sizes[:i])) for i, (axis, size) in enumerate(zip(axes, sizes, strict=True))]
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Coordinates of ``rank``.
+
+        Raises ``ConfigError`` when the rank is outside the layout.
+        """
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(
+                f"rank={rank} is outside the layout {self}, which has ranks 0 to {self.world_size - 1}; "
+                "the layout's product must equal the world size"
+            )
+        return Coordinates(**{axis: rank // stride % size for axis, size, stride in self._strides()})
+
+    def rank(self, at: Coordinates) -> int:
+        """The rank at these coordinates; the inverse of ``coordinates``."""
+        return sum(int(getattr(at, axis)) * stride for axis, _, stride in self._strides())
+
+    def __str__(self) -> str:
+        sizes = "·".join(f"{SHORT[axis].upper()}{getattr(self, axis)}" for axis in ("data", "context", "tensor"))
+        return f"{sizes}·PP{self.pipeline}{' SP' if self.sequence_parallel else ''}"

@@ -1,0 +1,1 @@
+"""What a Feed hands to the loop, and how."""

@@ -1,0 +1,1 @@
+"""Packed rows: tokens, offsets, digests and context-parallel slices."""

@@ -1,0 +1,1 @@
+"""The client's socket, its keys and its thread."""

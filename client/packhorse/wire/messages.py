@@ -1,0 +1,351 @@
+"""The messages of the protocol and their frames.
+
+A message is one msgpack header, ``[tag, fields]``, with an exact schema (``schema``). Three messages carry
+more frames: BATCH a payload with the arrays and, on the last micro-batch of a step, the snapshot of the
+stream after it; END the snapshot after it, where another pass follows; SNAPSHOT the snapshot. Nothing
+executable crosses the wire.
+
+An illegal message cannot be constructed: they check their ranges. What comes for every micro-batch is a ``Struct``,
+which is written and read in a quarter of the time of a dataclass; none refers to itself, so ``gc`` need not look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from packhorse.codec.microbatch import Position
+from packhorse.contract.batch_contract import BatchContract, ResolvedContract
+from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.errors import ProtocolError
+from packhorse.rows.payload import ArrayEntry
+from packhorse.rules import Violation
+from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
+
+__all__ = [
+    "DEFAULT_WINDOW",
+    "PROTOCOL_VERSION",
+    "Ack",
+    "Batch",
+    "BatchBody",
+    "Bye",
+    "End",
+    "ErrorCode",
+    "Frames",
+    "Give",
+    "Hello",
+    "Message",
+    "Reject",
+    "ServerError",
+    "Snapshot",
+    "SnapshotRef",
+    "Wait",
+    "WaitReason",
+    "Welcome",
+    "decode",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+DIGEST_BYTES = 16
+ATTEMPT_BYTES = 8
+NO_ATTEMPT = b""
+NAME_LIMIT = 64
+WINDOW_LIMIT = 1 << 16
+# Micro-batches. What is sent, read and acknowledged half a window at once costs less the larger it is.
+DEFAULT_WINDOW = 16
+
+
+class SnapshotRef(NamedTuple):
+    """A snapshot somebody holds: the stream as it was before ``step``."""
+
+    step: int
+    digest: bytes
+
+    def check(self) -> None:
+        """Raise ``ProtocolError`` where no snapshot can be named like this."""
+        _require(self.step >= 0 and len(self.digest) == DIGEST_BYTES, "a snapshot is named by a step and 16 bytes")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ProtocolError(rule)
+
+
+def _position(position: Position) -> None:
+    if min(position) < 0:
+        raise ProtocolError("a position is never negative")
+
+
+def _attempt(attempt: bytes) -> None:
+    if len(attempt) != ATTEMPT_BYTES:
+        raise ProtocolError(f"an attempt is named by {ATTEMPT_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Client → server: who I am, where I stand, what I hold."""
+
+    min_version: int
+    max_version: int
+    stream: str
+    reader: Coordinates
+    client: bytes  # 16 random bytes, one value for the life of a Feed
+    layout: ParallelLayout
+    contract: BatchContract
+    contract_digest: bytes
+    attempt: bytes  # empty in a new process or after load_state_dict
+    start: Position  # where this process began
+    position: Position  # of the next micro-batch it will hand out
+    snapshots: tuple[SnapshotRef, ...]
+    last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
+    window: int
+    patience_s: float  # how long it waits for the others before it gives up
+
+    def __post_init__(self) -> None:
+        _require(self.patience_s >= 0, "patience_s is never negative")
+        _require(len(self.client) == DIGEST_BYTES, "a client id has 16 bytes")
+        _require(self.attempt == NO_ATTEMPT or len(self.attempt) == ATTEMPT_BYTES, "an attempt has 8 bytes or none")
+        _require(len(self.last_digest) in (0, DIGEST_BYTES), "a digest has 16 bytes")
+        _require(len(self.contract_digest) == DIGEST_BYTES, "a digest has 16 bytes")
+        for ref in self.snapshots:
+            ref.check()
+        _require(len(self.stream) <= NAME_LIMIT, f"a stream's name has at most {NAME_LIMIT} characters")
+        _require(0 <= self.window <= WINDOW_LIMIT, f"window must be in 0 … {WINDOW_LIMIT}")
+        _position(self.start)
+        _position(self.position)
+        _require(self.position >= self.start, "position is never before start")
+
+    @property
+    def has_handed_out(self) -> bool:
+        return self.position != self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Server → client: the attempt has formed, this is its stream."""
+
+    server: bytes
+    stream: str
+    attempt: bytes
+    attempt_number: int  # for people: 1 in a server's first attempt
+    fingerprint: bytes
+    position: Position
+    contract: ResolvedContract
+    steps_ahead: int
+    keep_alive_s: float
+    warnings: tuple[Violation, ...] = ()  # what the reader should know, and is served nevertheless
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _position(self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """Server → client: every rule this reader breaks."""
+
+    stream: str
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Server → client: send me the snapshot before ``step``."""
+
+    stream: str
+    step: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        SnapshotRef(self.step, self.digest).check()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Client → server: the snapshot asked for, as a second frame."""
+
+    stream: str
+    step: int
+
+    def __post_init__(self) -> None:
+        _require(self.step >= 0, "a step is never negative")
+
+
+class BatchBody(Struct, frozen=True, kw_only=True, gc=False):
+    """What is the same for every reader of one view of a micro-batch."""
+
+    step: Whole
+    index: Whole
+    num_tokens: Whole
+    num_loss_tokens: Whole
+    local_loss_tokens: Whole
+    step_tokens: Whole
+    step_loss_tokens: Whole
+    max_seqlen: Whole
+    slots: Whole  # local slots, of all rows
+    filler: bool
+    row_digest: bytes
+    arrays: tuple[ArrayEntry, ...]
+
+    def __post_init__(self) -> None:
+        counts = (self.num_tokens, self.num_loss_tokens, self.local_loss_tokens, self.step_tokens)
+        if min(self.step, self.index, self.slots, self.step_loss_tokens, self.max_seqlen, *counts) < 0:
+            raise ProtocolError("BATCH: a position, width or count is never negative")
+        if len(self.row_digest) != DIGEST_BYTES:
+            raise ProtocolError("a digest has 16 bytes")
+
+
+class Batch(Struct, frozen=True, kw_only=True, gc=False):
+    """Server → client: one micro-batch. ``floor`` is the lowest acknowledged position of all readers."""
+
+    stream: str
+    attempt: bytes
+    floor: Position
+    body: BatchBody
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _position(self.floor)
+
+    @property
+    def position(self) -> Position:
+        return Position(self.body.step, self.body.index)
+
+
+class Ack(Struct, frozen=True, kw_only=True, gc=False):
+    """Client → server: everything before ``position`` was handed out. Absolute."""
+
+    stream: str
+    attempt: bytes
+    position: Position
+    idle_s: float  # seconds since the loop last asked; 0 while it is asking
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.idle_s):
+            raise ProtocolError("idle_s is finite")
+        _attempt(self.attempt)
+        _position(self.position)
+
+
+class WaitReason(StrEnum):
+    READERS = "readers"  # not every declared reader has said HELLO
+    ANSWERS = "answers"  # not every reader has acknowledged its WELCOME
+    SNAPSHOT = "snapshot"  # a reader was asked for its snapshot, or the stream is made again from it
+    SLOW_READERS = "slow readers"  # the next step is made when these have taken theirs
+    LOADING = "loading"  # the next step is being made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Server → client: what I wait for, and whom."""
+
+    stream: str
+    reason: WaitReason
+    whom: tuple[str, ...]
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Server → client: the stream ends here, or a pass over it. It has a position and is acknowledged like a BATCH.
+
+    It counts as a step of one. The snapshot behind it comes with it where the next pass follows.
+    """
+
+    stream: str
+    attempt: bytes
+    position: Position
+
+    def __post_init__(self) -> None:
+        _attempt(self.attempt)
+        _position(self.position)
+
+
+class ErrorCode(StrEnum):
+    HELLO = "hello"  # say HELLO first
+    REJOIN = "rejoin"  # close, resolve the name again, say HELLO
+    FAILED = "failed"  # the server cannot go on: its message says why
+    DIVERGED = "replay_diverged"  # the stream made again differs from what was delivered
+    POSITION = "position"  # a position the server cannot serve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerError:
+    """Server → client: something is wrong; fatal ones end the client."""
+
+    stream: str
+    code: ErrorCode
+    message: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bye:
+    """Client → server: an orderly leave."""
+
+    stream: str
+    finished: bool  # END was handed out
+
+
+Message = Hello | Welcome | Reject | Give | Snapshot | Batch | Ack | Wait | End | ServerError | Bye
+Frames = Sequence[bytes | bytearray | memoryview]
+
+TAGS: dict[str, type] = {
+    "HELLO": Hello,
+    "WELCOME": Welcome,
+    "REJECT": Reject,
+    "GIVE": Give,
+    "SNAPSHOT": Snapshot,
+    "BATCH": Batch,
+    "ACK": Ack,
+    "WAIT": Wait,
+    "END": End,
+    "ERROR": ServerError,
+    "BYE": Bye,
+}
+NAMES = {kind: tag for tag, kind in TAGS.items()}
+DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
+# What comes for every micro-batch, by the bytes that its header begins with.
+FREQUENT: dict[bytes, Callable[[bytes], Batch | Ack | None]] = {
+    b"\x92" + pack(NAMES[Batch]): exact_reader(NAMES[Batch], Batch),
+    b"\x92" + pack(NAMES[Ack]): exact_reader(NAMES[Ack], Ack),
+}
+EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapshot: (1,)}
+
+
+def encode(message: Message) -> bytes:
+    """The header frame of a message; its further frames, if any, are sent behind it."""
+    return pack((NAMES[type(message)], message))
+
+
+def decode(frames: Frames) -> tuple[Message, Frames]:
+    """A message and its further frames. Raises ``ProtocolError``."""
+    if not frames:
+        raise ProtocolError("a message without frames")
+    message = _message(frames[0])
+    extra = frames[1:]
+    allowed = EXTRA_FRAMES.get(type(message), (0,))
+    if len(extra) not in allowed:
+        tag, want = NAMES[type(message)], " or ".join(map(str, allowed))
+        raise ProtocolError(f"{tag} came with {len(extra)} further frames, must be {want}")
+    return message, extra
+
+
+def _message(frame: bytes | bytearray | memoryview) -> Message:
+    if len(frame) <= HEADER_LIMIT_BYTES:
+        header = bytes(frame)
+        for opening, read in FREQUENT.items():
+            if header.startswith(opening) and (frequent := read(header)) is not None:
+                return frequent
+    match unpack(memoryview(frame)):
+        case [str(tag), fields] if tag in DECODERS:
+            message: Message = DECODERS[tag](fields, tag)
+            return message
+        case _:
+            raise ProtocolError("a header must be [tag, fields] with a known tag")

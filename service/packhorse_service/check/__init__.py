@@ -1,0 +1,1 @@
+"""``packhorse check``: the handshake's rules and the memory bound, offline."""

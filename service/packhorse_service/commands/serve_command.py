@@ -1,0 +1,154 @@
+"""``packhorse serve``: from the configuration file to a server that listens."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from packhorse.errors import ConfigError
+from packhorse_service.check.checks import derived_values
+from packhorse_service.check.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
+from packhorse_service.config.addresses import address_of
+from packhorse_service.config.serve_config import CurveConfig, ServeConfig, load_config
+from packhorse_service.pipeline.all_streams import plan_streams
+from packhorse_service.pipeline.run import StreamPlan, make_engine
+from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Limits
+from packhorse_service.protocol.stream_spec import readers_of
+from packhorse_service.server.authentication import Curve, load_curve
+from packhorse_service.server.bind_policy import is_private, require_private
+from packhorse_service.server.logs import LogForm, log_to_stderr
+from packhorse_service.server.rlimit import allow_open_files
+from packhorse_service.server.server import Ending, Server, publish
+
+__all__ = ["serve"]
+
+log = logging.getLogger("packhorse.server")
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")],
+    listen: Annotated[str | None, typer.Option(help="Listen here instead of where the file says.")] = None,
+    endpoint_file: Annotated[
+        Path | None, typer.Option(help="Write the endpoint to this file once the server listens.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen on a network without keys: whoever reaches it can read the data.")
+    ] = False,
+    monitor: Annotated[
+        str | None,
+        typer.Option(help="Serve status page, metrics and probes here instead; none: nowhere.", metavar="HOST:PORT"),
+    ] = None,
+    monitor_file: Annotated[Path | None, typer.Option(help="Write the URL of the status page to this file.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The server's key instead of curve.key_file.", metavar="SERVER.KEY")
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogForm, typer.Option(help="One line an event, as text or as JSON.")] = LogForm.TEXT,
+) -> int:
+    """Launch the packing server beside the trainers.
+
+    It reads and packs at once, waits for every reader of the layout, and ends when all have left. Elsewhere than
+    on loopback or ipc it needs keys: curve: {key_file: keys/server.key, clients: keys/clients.toml} in the file, made
+    by packhorse keygen.
+
+    Exit code 0 where every reader has left or SIGTERM has stopped it, 1 where it failed or could not start, 3 where
+    readers stayed silent behind the end of the data.
+    """
+    log_to_stderr(log_level, log_format)
+    described = load_config(config)
+    address = address_of(_or_none(monitor) if monitor else described.monitor, listen or described.listen)
+    where = listen or described.listen
+    require_private(where, curve=described.curve is not None, insecure=insecure)
+    if insecure and described.curve is None and not is_private(where):
+        log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
+    curve = _curve(described.curve, key_file, config.parent)
+    plans = plan_streams(described, config.parent)
+    refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
+    for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
+        log.warning("%s", warning)
+    readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
+    allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
+    with ExitStack() as engines:
+        streams = [(stream, make_engine(described, stream)) for stream in plans]
+        for _, engine in streams:
+            engines.callback(engine.close)
+        server = Server(
+            streams,
+            where,
+            steps_ahead=described.steps_ahead,
+            rejoin_after_s=described.rejoin_after_s,
+            curve=curve,
+            insecure=insecure,
+            monitor=address,
+        )
+        _announce(server, plans, endpoint_file, monitor_file)
+        _collect_less()
+        with server.stopped_by_signals():
+            return EXIT_CODES[server.serve()]
+
+
+EXIT_CODES = {Ending.ALL_LEFT: 0, Ending.STOPPED: 0, Ending.SILENT: 3}
+OBJECTS_A_COLLECTION = 50_000
+
+
+def _collect_less() -> None:
+    """Look for cyclic garbage where there may be some, and not so often.
+
+    What start-up made stays. A step is thousands of small objects in no cycles, which live until it is delivered: to
+    look through them as often as Python does by itself, at every 700, takes 4 % of the server's CPU.
+    """
+    gc.freeze()
+    gc.set_threshold(OBJECTS_A_COLLECTION)
+
+
+def _or_none(monitor: str) -> str | None:
+    return None if monitor == "none" else monitor
+
+
+def _announce(
+    server: Server, plans: Sequence[StreamPlan], endpoint_file: Path | None, monitor_file: Path | None
+) -> None:
+    """What is served, and where, in the log and in files."""
+    for stream in plans:
+        readers = len(readers_of(stream.layout, stream.contract.readers))
+        log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
+        log.info("contract", extra={"stream": stream.name, **asdict(stream.contract)})
+        log.info("derived", extra={"stream": stream.name, **derived_values(stream.contract, stream.layout)})
+    if server.monitor_url is not None:
+        log.info("status page, metrics and probes at %s", server.monitor_url)
+    # The endpoint comes last: whoever finds it finds the other too.
+    for path, text in ((monitor_file, server.monitor_url), (endpoint_file, server.endpoint)):
+        if path is not None and text is not None:
+            publish(text, path)
+
+
+def _curve(described: CurveConfig | None, key_file: Path | None, base: Path) -> Curve | None:
+    """The keys, with the one that the command line names; it is relative to the working directory."""
+    if key_file is None:
+        return None if described is None else load_curve(described, base)
+    if described is None:
+        raise ConfigError(
+            f"--key-file {str(key_file)!r}: the configuration has no curve, which says who may connect; "
+            "add curve: {key_file: …, clients: …}, or leave the option out"
+        )
+    return load_curve(described.model_copy(update={"key_file": str(key_file.resolve())}), base)
+
+
+def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:
+    sizes = {source.plan.name: [shard.size for shard in source.shards] for source in stream.sources}
+    return stream_memory(described.of_stream(stream.name), base, stream.contract, stream.layout, sizes)

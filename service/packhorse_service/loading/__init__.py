@@ -1,0 +1,1 @@
+"""Blocks of shards to tokens: the loading engine, and what its worker processes run."""

@@ -1,0 +1,1 @@
+"""What a load test came to, for programs and for people."""

@@ -1,0 +1,1 @@
+"""The running of a load test: coordinator, worker processes, simulated ranks."""

@@ -1,0 +1,1 @@
+"""What a load test is: its scenario, thresholds and data."""

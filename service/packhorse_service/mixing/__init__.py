@@ -1,0 +1,1 @@
+"""The one deterministic order of samples, and how it resumes."""

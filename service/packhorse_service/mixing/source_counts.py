@@ -1,0 +1,60 @@
+"""What became of all that each source gave: for every target drawn, one line of the account.
+
+    targets = packed + lost to the over-length policy + left over at the end + pending
+
+It holds at any moment, for each source. A target is an (input, label) pair: a slot of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packhorse_service.loading.block import BlockRequest
+
+__all__ = ["Progress", "SourceCounts", "describe_counts"]
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What one source gave since the place that the stream began at or was last restored to.
+
+    What is drawn again from there counts as it stands: packed, or pending. ``tokens`` are ids as stored; all other
+    counts of tokens are targets.
+    """
+
+    samples: int = 0  # drawn, with the lost and the faulty ones
+    tokens: int = 0
+    targets: int = 0
+    packed: int = 0  # targets in micro-batches, those of steps made ahead included
+    over_length: int = 0  # samples
+    lost_samples: int = 0  # dropped as a whole for their length
+    lost_tokens: int = 0  # dropped or cut off
+    left_over: int = 0  # targets of an incomplete last step that was dropped
+    faults: int = 0  # samples skipped
+
+    @property
+    def pending(self) -> int:
+        """Targets that wait to be packed."""
+        return self.targets - self.packed - self.lost_tokens - self.left_over
+
+
+class Progress(NamedTuple):
+    """Of a pipeline that runs."""
+
+    counts: Mapping[str, SourceCounts]
+    epochs: Sequence[tuple[int, int]]  # of each source: the epoch, and how many of its shards were opened
+    loading: int  # blocks under way
+    waits_for: BlockRequest | None  # the block without which nothing goes on
+
+
+def describe_counts(counts: Mapping[str, SourceCounts]) -> Iterator[str]:
+    """A line for each source."""
+    for name, of_source in counts.items():
+        yield (
+            f"source {name!r}: {of_source.samples} samples of {of_source.tokens} ids; of {of_source.targets} targets "
+            f"{of_source.packed} packed, {of_source.lost_tokens} lost, {of_source.left_over} left over, "
+            f"{of_source.pending} pending; {of_source.over_length} samples over length, "
+            f"{of_source.lost_samples} lost, {of_source.faults} skipped"
+        )

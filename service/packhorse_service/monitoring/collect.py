@@ -1,0 +1,280 @@
+"""The observer: from what the server's loop holds to a ``ServerStatus``, once a second.
+
+It reads and changes nothing, and remembers of the second before only what rates and durations need.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from packhorse import __version__
+from packhorse.codec.microbatch import Position
+from packhorse.contract.layout import Coordinates
+from packhorse_service.check.checks import derived_values
+from packhorse_service.mixing.source_counts import Progress, SourceCounts
+from packhorse_service.monitoring.pack_preview import NOTHING_SHOWN, Shown, shown_of
+from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
+from packhorse_service.monitoring.status import (
+    LoaderStatus,
+    Moment,
+    ReaderState,
+    ReaderStatus,
+    ServerStatus,
+    SourceStatus,
+    Stall,
+    StreamPhase,
+    StreamStatus,
+)
+from packhorse_service.protocol.readers import Reader
+from packhorse_service.protocol.stream_session import StreamSession
+from packhorse_service.server.producer import Producer
+
+__all__ = ["INTERVAL_S", "Observer"]
+
+INTERVAL_S = 1.0
+HISTORY = 600  # moments
+BUSY_OVER = 30  # observations
+
+Constants = dict[str, str | int | float | bool | None]
+
+
+@dataclass(slots=True)
+class _Past:
+    """What one stream's last observations leave behind."""
+
+    at_s: float  # of the last one
+    delivered: int = 0  # micro-batches that every reader had taken
+    made: tuple[int, int] = (0, 0)  # tokens and slots
+    standing: dict[Coordinates, Position] = field(default_factory=dict)
+    moved_s: dict[Coordinates, float] = field(default_factory=dict)  # when each was first seen where it stands
+    waited_s: defaultdict[Coordinates, float] = field(default_factory=lambda: defaultdict(float))
+    stalled_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    stall: Stall | None = None
+    stall_began_s: float = 0.0
+    history: deque[tuple[float, Moment]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    busy: deque[float] = field(default_factory=lambda: deque(maxlen=BUSY_OVER))
+    shown: Shown = NOTHING_SHOWN  # of the last step that was seen
+
+
+@dataclass(slots=True)
+class _Observed:
+    """One stream: its session, its producer, and what was seen of it before."""
+
+    session: StreamSession
+    producer: Producer
+    past: _Past
+
+
+class Observer:
+    """Of a server that started at ``now``."""
+
+    def __init__(self, endpoint: str, streams: Iterable[tuple[StreamSession, Producer]], now: float) -> None:
+        self._endpoint = endpoint
+        self._streams = [_Observed(session, producer, _Past(now)) for session, producer in streams]
+        self._started_s = now
+        self._constant = [_constant(observed) for observed in self._streams]
+
+    def observe(self, now: float, connections: int) -> ServerStatus:
+        """The server as it stands ``now``."""
+        streams = tuple(
+            _stream_status(observed, constant, now)
+            for observed, constant in zip(self._streams, self._constant, strict=True)
+        )
+        return ServerStatus(
+            version=__version__,
+            endpoint=self._endpoint,
+            uptime_s=round(now - self._started_s, 1),
+            age_s=0.0,
+            connections=connections,
+            ready=streams[0].steps > 0 and streams[0].failure is None,
+            streams=streams,
+        )
+
+
+def _constant(observed: _Observed) -> dict[str, Constants]:
+    """What never changes of a stream."""
+    offer = observed.session.offer
+    contract = {item.name: _plain(getattr(offer.contract, item.name)) for item in fields(offer.contract)}
+    derived = {name: _plain(value) for name, value in derived_values(offer.contract, offer.layout).items()}
+    return {"contract": contract, "derived": {**derived, "fingerprint": offer.fingerprint.hex()}}
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    """Enumerations are strings to whoever reads JSON."""
+    return value if value is None or isinstance(value, int | float) else str(value)
+
+
+def _stream_status(observed: _Observed, constant: dict[str, Constants], now: float) -> StreamStatus:
+    session, producer, past = observed.session, observed.producer, observed.past
+    passed_s = now - past.at_s
+    progress = producer.progress
+    producing = Producing(producer.busy, _block(progress))
+    _note_moves(session, past, now)
+    found = findings(session, producing, past.moved_s, now)
+    stalled = _noted_stall(past, stall(session, found), now, passed_s)
+    for at, finding in found.items():
+        if finding.state is ReaderState.WAITING:
+            past.waited_s[at] += passed_s
+    if session.supply.steps:
+        past.shown = shown_of(session.supply.steps[max(session.supply.steps)], past.shown)
+    waiting = sum(finding.state.waits for finding in found.values())
+    _remember(session, past, waiting, now, passed_s)
+    tally = session.tally
+    status = StreamStatus(
+        name=session.offer.stream,
+        phase=StreamPhase.FAILED if session.failure is not None else StreamPhase[session.phase.name],
+        phase_s=round(now - session.phase_since_s, 1) if session.phase_since_s else 0.0,
+        attempt=session.attempt_number,
+        step=session.roster.floor.step,
+        stall=stalled,
+        failure=session.failure,
+        contract=constant["contract"],
+        derived=constant["derived"],
+        readers=tuple(_reader_statuses(session, found, past, now)),
+        sources=tuple(_source_statuses(producer, progress)),
+        loaders=_loader_status(producer, progress, past),
+        packs=past.shown.packs,
+        held=len(session.supply.steps),
+        steps_ahead=session.offer.steps_ahead,
+        steps=tally.steps,
+        delivered_steps=tally.delivered_steps,
+        microbatches=tally.microbatches,
+        tokens=tally.tokens,
+        loss_tokens=tally.loss_tokens,
+        slots=tally.slots,
+        fill=past.shown.fill,
+        useful_fill=past.shown.useful_fill,
+        snapshot_bytes=past.shown.snapshot_bytes,
+        replayed=tally.replayed,
+        reconnects=tally.reconnects,
+        rejects=dict(tally.rejects),
+        stalled_s={cause: round(seconds, 1) for cause, seconds in past.stalled_s.items()},
+        history=tuple(replace(moment, age_s=round(now - at_s, 1)) for at_s, moment in past.history),
+    )
+    past.at_s = now
+    return status
+
+
+def _block(progress: Progress | None) -> str:
+    """The block that the producer waits for, for people."""
+    if progress is None or progress.waits_for is None:
+        return ""
+    waits_for = progress.waits_for
+    return f"shard {waits_for.shard.name!r} of source {waits_for.source!r}, from byte {waits_for.offset:,}"
+
+
+def _note_moves(session: StreamSession, past: _Past, now: float) -> None:
+    for reader in session.roster:
+        if past.standing.get(reader.at) != reader.acked:
+            past.standing[reader.at] = reader.acked
+            past.moved_s[reader.at] = now
+
+
+def _noted_stall(past: _Past, found: Stall | None, now: float, passed_s: float) -> Stall | None:
+    """The stall with its age: it goes on as long as its cause is the same."""
+    if found is None or past.stall is None or past.stall.cause is not found.cause:
+        past.stall_began_s = now - min(passed_s, INTERVAL_S)
+    past.stall = found
+    if found is None:
+        return None
+    past.stalled_s[found.cause] += passed_s
+    return replace(found, since_s=round(now - past.stall_began_s, 1))
+
+
+def _remember(session: StreamSession, past: _Past, waiting: int, now: float, passed_s: float) -> None:
+    """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
+    tally, layout = session.tally, session.offer.layout
+    each = session.offer.contract.num_microbatches(layout)
+    floor = session.roster.floor
+    delivered = (floor.step * each + floor.index) * layout.data
+    mean_tokens = tally.tokens / tally.microbatches if tally.microbatches else 0.0
+    tokens, slots = tally.tokens - past.made[0], tally.slots - past.made[1]
+    moment = Moment(
+        age_s=0.0,
+        tokens_per_s=round(max(0, delivered - past.delivered) * mean_tokens / passed_s) if passed_s > 0 else 0.0,
+        fill=round(tokens / slots, 4) if slots else 0.0,
+        waiting=waiting,
+        held=len(session.supply.steps),
+    )
+    past.history.append((now, moment))
+    past.delivered, past.made = delivered, (tally.tokens, tally.slots)
+
+
+def _reader_statuses(
+    session: StreamSession, found: dict[Coordinates, Finding], past: _Past, now: float
+) -> Iterator[ReaderStatus]:
+    """By rank."""
+    each = session.offer.contract.num_microbatches(session.offer.layout)
+    furthest = max((_number(reader.acked, each) for reader in session.roster), default=0)
+    for at in sorted(found, key=session.offer.layout.rank):
+        finding, reader = found[at], session.roster.by_coordinates.get(at)
+        known = _where(session, reader, furthest, each, now) if reader is not None else {}
+        yield ReaderStatus(
+            rank=session.offer.layout.rank(at),
+            at=str(at),
+            state=finding.state,
+            cause=finding.cause,
+            why=finding.why,
+            waits_s=round(finding.waits_s, 1),
+            waited_s=round(past.waited_s[at], 1),
+            **known,
+        )
+
+
+def _where(session: StreamSession, reader: Reader, furthest: int, each: int, now: float) -> dict[str, Any]:
+    return {
+        "taken": tuple(reader.acked),
+        "sent": tuple(reader.sent),
+        "ready": in_flight(session, reader),
+        "lag": furthest - _number(reader.acked, each),
+        "loop_age_s": round(loop_age(reader, now), 1),
+        "silence_s": round(now - reader.heard_s, 1),
+    }
+
+
+def _number(position: Position, each: int) -> int:
+    """Of a micro-batch, counted from the beginning of the stream."""
+    return position.step * each + position.index
+
+
+def _source_statuses(producer: Producer, progress: Progress | None) -> Iterator[SourceStatus]:
+    plans = [setting.plan for setting in producer.plan.sources]
+    counts = progress.counts if progress else {}
+    drawn = sum(of_source.tokens for of_source in counts.values()) or 1
+    weights = sum(plan.weight for plan in plans)
+    epochs = progress.epochs if progress else [(0, 0)] * len(plans)
+    for plan, (epoch, opened) in zip(plans, epochs, strict=True):
+        of_source = counts.get(plan.name, SourceCounts())
+        yield SourceStatus(
+            name=plan.name,
+            samples=of_source.samples,
+            tokens=of_source.tokens,
+            packed=of_source.packed,
+            pending=of_source.pending,
+            skipped=of_source.faults,
+            lost_samples=of_source.lost_samples,
+            lost_tokens=of_source.lost_tokens,
+            share=round(of_source.tokens / drawn, 4),
+            weight=round(plan.weight / weights, 4),
+            epoch=epoch,
+            epochs=plan.epochs,
+            progress=round(opened / plan.shards, 4),
+        )
+
+
+def _loader_status(producer: Producer, progress: Progress | None, past: _Past) -> LoaderStatus:
+    waits_for = _block(progress)
+    if producer.workers:
+        busy = min(progress.loading if progress else 0, producer.workers) / producer.workers
+    else:
+        busy = float(bool(waits_for))
+    past.busy.append(busy)
+    return LoaderStatus(
+        workers=producer.workers,
+        busy=round(sum(past.busy) / len(past.busy), 3),
+        restarts=producer.restarts,
+        waits_for=waits_for,
+    )

@@ -1,0 +1,125 @@
+"""What a status comes down to, in words, and which of its readers are worth a look.
+
+Said here once: the page, the terminal and programs that read ``/status.json`` all show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from packhorse_service.monitoring.status import (
+    Cause,
+    Headline,
+    Level,
+    Moment,
+    ReaderState,
+    ReaderStatus,
+    ServerStatus,
+    Stall,
+    StreamPhase,
+    StreamStatus,
+)
+from packhorse_service.text.formatting import counted, duration, number, percent
+
+__all__ = ["NOTABLE", "STALLED_BY", "headline", "in_words", "notable", "tokens_per_s"]
+
+NOTABLE = 16  # readers
+RATE_S = 60.0  # over which throughput is averaged: steps come in gusts
+
+
+def in_words(status: ServerStatus) -> ServerStatus:
+    """The same status, each stream with its headline and its notable readers."""
+    streams = (replace(each, headline=headline(each), notable=notable(each.readers)) for each in status.streams)
+    return replace(status, streams=tuple(streams))
+
+
+def headline(stream: StreamStatus) -> Headline:
+    """Whether all is well with a stream, and if not, what keeps it."""
+    if stream.failure is not None:
+        return _failed(stream)
+    if stream.stall is not None:
+        return _stalled(stream.stall)
+    return PHASES[stream.phase](stream)
+
+
+def _failed(stream: StreamStatus) -> Headline:
+    return Headline(Level.BAD, "failed", stream.failure or "the server has not said why")
+
+
+def _stalled(stall: Stall) -> Headline:
+    who = f"{counted(stall.waiting, 'reader')} {'has' if stall.waiting == 1 else 'have'} waited"
+    sentence = f"{stall.why}. {who if stall.waiting else 'It has lasted'} for {duration(stall.since_s)}"
+    if stall.cause is Cause.STARTUP:
+        return Headline(Level.NOTICE, "starting", sentence)
+    return Headline(Level.BAD, f"stalled by {STALLED_BY[stall.cause]}", sentence)
+
+
+STALLED_BY: Mapping[str, str] = {
+    Cause.STARTUP: "startup",
+    Cause.LOADING: "loading",
+    Cause.PACKING: "packing",
+    Cause.NETWORK: "the network",
+    Cause.SLOW_PEER: "a slow peer",
+    Cause.TRAINER: "the trainer",
+}
+
+
+def _forming(stream: StreamStatus) -> Headline:
+    here = sum(reader.state is not ReaderState.ABSENT for reader in stream.readers)
+    return Headline(
+        Level.NOTICE, "waiting for readers", f"{here:,} of {counted(len(stream.readers), 'reader')} have come"
+    )
+
+
+def _restoring(stream: StreamStatus) -> Headline:
+    return Headline(
+        Level.NOTICE, "restoring", f"the stream is brought to step {stream.step:,}, where its readers stand"
+    )
+
+
+def _welcoming(stream: StreamStatus) -> Headline:
+    return Headline(Level.NOTICE, "starting", f"attempt {stream.attempt:,} begins at step {stream.step:,}")
+
+
+def _running(stream: StreamStatus) -> Headline:
+    rate = f"{number(tokens_per_s(stream.history))} tokens/s"
+    return Headline(Level.GOOD, "training", f"step {stream.step:,}, {rate}, useful fill {percent(stream.useful_fill)}")
+
+
+def _ended(stream: StreamStatus) -> Headline:
+    return Headline(
+        Level.GOOD, "ended", f"{counted(len(stream.readers), 'reader')} took all {stream.delivered_steps:,} steps"
+    )
+
+
+PHASES: Mapping[StreamPhase, Callable[[StreamStatus], Headline]] = {
+    StreamPhase.FORMING: _forming,
+    StreamPhase.RESTORING: _restoring,
+    StreamPhase.WELCOMING: _welcoming,
+    StreamPhase.RUNNING: _running,
+    StreamPhase.ENDED: _ended,
+    StreamPhase.FAILED: _failed,
+}
+
+
+def tokens_per_s(history: Sequence[Moment]) -> float:
+    """The mean of the last minute."""
+    rates = [moment.tokens_per_s for moment in history if moment.age_s <= RATE_S]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def notable(readers: Iterable[ReaderStatus]) -> tuple[int, ...]:
+    """The ranks most worth a look, the first first: who is lost or missing, who is behind, who waits longest."""
+    return tuple(reader.rank for reader in sorted(readers, key=_interest)[:NOTABLE])
+
+
+def _interest(reader: ReaderStatus) -> tuple[float, ...]:
+    """Sorts the interesting ones first: of those at work, the furthest behind, whom the others wait for."""
+    group = GROUPS.get(reader.state, AT_WORK)
+    silence_s = reader.silence_s if reader.state is ReaderState.LOST else 0.0
+    return group, -silence_s, -reader.lag, -reader.waits_s, -reader.loop_age_s, reader.rank
+
+
+AT_WORK = 2
+GROUPS: Mapping[ReaderState, int] = {ReaderState.LOST: 0, ReaderState.ABSENT: 1, ReaderState.LEFT: 3}

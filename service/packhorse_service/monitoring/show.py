@@ -1,0 +1,103 @@
+"""``packhorse status``: ask once, or again and again, and show what is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from packhorse.errors import ProtocolError, TransportError
+from packhorse_service.monitoring.status import ServerStatus
+from packhorse_service.monitoring.status_client import Answer, ask
+from packhorse_service.monitoring.terminal import headlines, plain, render
+from packhorse_service.text.formatting import duration
+
+__all__ = ["Outcome", "outcome", "show", "show_json", "watch"]
+
+
+class Outcome(IntEnum):
+    """Exit codes of ``packhorse status``."""
+
+    WELL = 0
+    UNREACHABLE = 1  # as every error that is raised
+    STALLED = 4
+
+
+def outcome(status: ServerStatus) -> Outcome:
+    """Whether every stream is served well now."""
+    kept = any(stream.stall is not None or stream.failure is not None for stream in status.streams)
+    return Outcome.STALLED if kept else Outcome.WELL
+
+
+def show(endpoint: str, console: Console) -> Outcome:
+    """The status, once. Raises as ``ask``."""
+    status = ask(endpoint).status
+    console.print(render(status))
+    return outcome(status)
+
+
+def show_json(endpoint: str, write: Callable[[str], None]) -> Outcome:
+    """What the server says, as JSON for people and programs. Raises as ``ask``."""
+    answer = ask(endpoint)
+    write(msgspec.json.format(answer.text, indent=2).decode())
+    return outcome(answer.status)
+
+
+def watch(endpoint: str, console: Console, interval_s: float) -> Outcome:
+    """The status every ``interval_s`` seconds, until Ctrl-C; a server that is gone for a while may come back.
+
+    Where there is no terminal, a line for each stream each time. Raises as ``ask`` where the first time fails.
+    """
+    view = View(endpoint, ask(endpoint), time.monotonic())
+    try:
+        with _showing(console) as shown:
+            while True:
+                shown(view)
+                view = view.again(interval_s)
+    except KeyboardInterrupt:
+        return Outcome.UNREACHABLE if view.error else outcome(view.last.status)
+
+
+@contextmanager
+def _showing(console: Console) -> Iterator[Callable[[View], None]]:
+    if not console.is_terminal:
+        yield lambda view: console.print(*view.lines(), sep="\n", soft_wrap=True)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda view: live.update(view.screen(), refresh=True)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was said last and when, and why nothing has been since."""
+
+    endpoint: str
+    last: Answer
+    said_s: float
+    error: str = ""
+
+    def again(self, interval_s: float) -> View:
+        """After a pause."""
+        time.sleep(interval_s)
+        try:
+            return View(self.endpoint, ask(self.endpoint), time.monotonic())
+        except (TransportError, ProtocolError) as error:  # it may be on its way up
+            return View(self.endpoint, self.last, self.said_s, str(error))
+
+    def screen(self) -> RenderableType:
+        shown = render(self.last.status)
+        return Group(self._gone(), Text("what it said last:", "dim"), shown) if self.error else shown
+
+    def lines(self) -> list[Text]:
+        return [self._gone()] if self.error else list(headlines(self.last.status))
+
+    def _gone(self) -> Text:
+        silence = duration(time.monotonic() - self.said_s)
+        return Text(f"the server has not answered for {silence}: {plain(self.error)}", "bold red")

@@ -1,0 +1,1 @@
+"""Samples to micro-batches, by packing mode and packing algorithm."""

@@ -1,0 +1,325 @@
+"""Samples to micro-batches, by packing mode.
+
+An assembler takes pieces in arrival order and gives micro-batches: pieces in segments. It says which pieces
+are done, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
+lookahead) was used: that number, and what it counts, is all it adds to a snapshot.
+
+| mode | a micro-batch is |
+|---|---|
+| ``online`` | one pack of the lookahead (``packing``) |
+| ``in_batch`` | the next ``micro_batch_size`` samples |
+| ``none`` | the same, each on a row of its own |
+| ``concat``, isolated | documents one after the other; the last is cut where the row ends and goes on in the next |
+| ``concat``, not isolated | ``micro_batch_size`` rows of one endless run of ids |
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
+
+from packhorse.contract.batch_contract import Packing, ResolvedContract
+from packhorse.errors import ContractError
+from packhorse_service.mixing.over_length import NEVER
+from packhorse_service.mixing.prefetched_run import Piece, Wanted
+from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.packing.packer import packer_for
+from packhorse_service.snapshot.codec import Used
+
+__all__ = ["Assembled", "Assembler", "Segment", "assembler_for"]
+
+Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of an endless run
+
+
+class Assembled(NamedTuple):
+    """One micro-batch: its pieces, one segment after the other, and those that are used up with it."""
+
+    pieces: Sequence[Piece]
+    slots: Sequence[int]  # logical ones of each segment
+    done: Sequence[int]
+    counts: Sequence[int] = ()  # pieces of each segment, where it is not one
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], done: Sequence[int] = ()) -> Assembled:
+        pieces, counts = list(chain.from_iterable(segments)), list(map(len, segments))
+        slots = [sum([piece.slots for piece in segment]) for segment in segments]
+        return cls(pieces, slots, done, counts if len(counts) < len(pieces) else ())
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> Assembled:
+        """Of whole pieces, each of them a segment."""
+        return cls(pieces, [piece.slots for piece in pieces], numbers)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        pieces = iter(self.pieces)
+        return [list(islice(pieces, count)) for count in self.counts or [1] * len(self.pieces)]
+
+    def slots_by_source(self) -> Mapping[int, int]:
+        """Logical slots, by the source that gave each slot's input."""
+        sources = {piece.source for piece in self.pieces}
+        if len(sources) == 1:  # as in nearly every micro-batch
+            return {sources.pop(): sum(self.slots)}
+        by_source: defaultdict[int, int] = defaultdict(int)
+        for piece in self.pieces:
+            by_source[piece.source] += piece.slots
+        return by_source
+
+
+class Assembler(Protocol):
+    """Pieces in, micro-batches out."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """How much must be added until no more is wanted."""
+
+    @property
+    def kind(self) -> Used:
+        """What ``used`` counts."""
+
+    @property
+    def used(self) -> int:
+        """How far the oldest pending piece, or the lookahead, was used."""
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Pieces arrive."""
+
+    def next(self) -> Assembled | None:
+        """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
+
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        """Take up what was pending at a snapshot."""
+
+
+class Online:
+    """Packs built over a lookahead."""
+
+    kind = Used.LOOKAHEAD
+
+    def __init__(self, plan: PackingPlan, segment_multiple: int) -> None:
+        self._packer = packer_for(plan)
+        self._multiple = segment_multiple
+        self._pieces: dict[int, Piece] = {}
+
+    @property
+    def wants_more(self) -> bool:
+        return self._packer.wants_more
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(units=self._packer.plan.lookahead - self._packer.units, multiple=self._multiple)
+
+    @property
+    def used(self) -> int:
+        return int(self._packer.closed)
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        numbers, units = [piece.number for piece in pieces], [piece.slots for piece in pieces]
+        if self._multiple > 1:
+            units = [-(-slots // self._multiple) for slots in units]
+        self._pieces.update(zip(numbers, pieces, strict=True))
+        self._packer.add_all(numbers, units)
+
+    def next(self) -> Assembled | None:
+        if not len(self._packer):
+            return None
+        numbers = self._packer.next_pack()
+        return Assembled.of_pieces(list(map(self._pieces.pop, numbers)), numbers)
+
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        self.add(list(pending))
+        if used:
+            self._packer.close()
+
+
+class Consecutive:
+    """``size`` samples in the order of arrival."""
+
+    kind = Used.LOOKAHEAD  # which is never closed
+    used = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pending: deque[Piece] = deque()
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self._pending) < self._size
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(pieces=self._size - len(self._pending))
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        self._pending.extend(pieces)
+
+    def next(self) -> Assembled | None:
+        taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
+        return Assembled.of_pieces(taken, [piece.number for piece in taken]) if taken else None
+
+    def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
+        self.add(list(pending))
+
+
+class Documents:
+    """Documents as segments; the last one is cut at the row's end and continues in the next row."""
+
+    kind = Used.SLOTS
+
+    def __init__(self, width: int, segment_multiple: int, max_segments: int | None) -> None:
+        self._width = width
+        self._multiple = segment_multiple
+        self._max_segments = max_segments
+        self._pending: deque[Piece] = deque()
+        self._slots = 0  # pending, with alignment
+        self.used = 0
+
+    @property
+    def wants_more(self) -> bool:
+        enough = self._max_segments is not None and len(self._pending) >= self._max_segments
+        return self._slots < self._width and not enough
+
+    @property
+    def wanted(self) -> Wanted:
+        pieces = NEVER if self._max_segments is None else self._max_segments - len(self._pending)
+        return Wanted(pieces, -(-(self._width - self._slots) // self._multiple), self._multiple)
+
+    def _aligned(self, slots: int) -> int:
+        return -(-slots // self._multiple) * self._multiple
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._pending.append(piece)
+            self._slots += self._aligned(piece.slots)
+
+    def next(self) -> Assembled | None:
+        segments: list[Segment] = []
+        done: list[int] = []
+        room = self._width
+        while self._pending and room and len(segments) != self._max_segments:
+            piece = self._pending.popleft()
+            self._slots -= self._aligned(piece.slots)
+            taken = piece
+            if piece.slots > room:
+                taken, rest = _cut(piece, room)
+                self._pending.appendleft(rest)
+                self._slots += self._aligned(rest.slots)
+                self.used += room
+            else:
+                done.append(piece.number)
+                self.used = 0
+            segments.append((taken,))
+            room -= self._aligned(taken.slots)
+        return Assembled.of(segments, done) if segments else None
+
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        self.add(_after(pending, used))
+        self.used = used
+
+
+class EndlessRun:
+    """Rows of ``width`` ids of one run; each row's labels reach one id into the next row."""
+
+    kind = Used.IDS
+
+    def __init__(self, width: int, rows: int) -> None:
+        self._width = width
+        self._rows = rows
+        self._pending: deque[Piece] = deque()
+        self._ids = 0
+        self.used = 0
+
+    @property
+    def wants_more(self) -> bool:
+        return self._ids < self._width * self._rows + 1
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(units=self._width * self._rows + 1 - self._ids)  # joined: a slot for every id
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece.block.labels is not None:
+                raise ContractError(
+                    "samples with labels of their own cannot be joined to one run of ids; "
+                    "set isolate_documents to true, or leave the labels out"
+                )
+            self._pending.append(piece)
+            self._ids += piece.end - piece.begin
+
+    def next(self) -> Assembled | None:
+        segments: list[Segment] = []
+        done: list[int] = []
+        for _ in range(self._rows):
+            if self._ids >= 2:
+                segments.append(self._row(done))
+        return Assembled.of(segments, done) if segments else None
+
+    def _row(self, done: list[int]) -> Segment:
+        """Take ``width`` ids, and look at one more."""
+        row: list[Piece] = []
+        room = min(self._width, self._ids - 1)
+        while room:
+            piece = self._pending[0]
+            size = piece.end - piece.begin
+            if size <= room:
+                row.append(self._pending.popleft())
+                done.append(piece.number)
+                self.used = 0
+                used = size
+            else:
+                taken, self._pending[0] = _cut(piece, room)
+                row.append(taken)
+                self.used += room
+                used = room
+            room -= used
+            self._ids -= used
+        ahead = self._pending[0]
+        row.append(ahead._replace(end=ahead.begin + 1, slots=0))  # it is a target only
+        return row
+
+    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+        self.used = used
+        for piece in pending:
+            _check_used(used, piece.end - piece.begin)
+            self.add([_cut(piece, used)[1]])
+            used = 0
+
+
+def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
+    """The first ``slots`` of a piece and the rest; the two share an id, so that no target is lost."""
+    overlap = piece.end - piece.begin - piece.slots
+    middle = piece.begin + slots
+    first = piece._replace(end=middle + overlap, slots=slots)
+    return first, piece._replace(begin=middle, slots=piece.slots - slots)
+
+
+def _after(pending: Iterable[Piece], used: int) -> Iterable[Piece]:
+    """The pending pieces without what was delivered of the first."""
+    for piece in pending:
+        _check_used(used, piece.slots)
+        yield _cut(piece, used)[1] if used else piece
+        used = 0
+
+
+def _check_used(used: int, size: int) -> None:
+    if used >= size:
+        raise ContractError("snapshot: more of a document was delivered than it has; the shards differ")
+
+
+def assembler_for(contract: ResolvedContract, plan: PackingPlan) -> Assembler:
+    """The assembler of a contract's packing mode."""
+    mbs, width = contract.micro_batch_size, contract.seq_length
+    if contract.packing is Packing.CONCAT and contract.isolate_documents:
+        return Documents(width, contract.segment_multiple, contract.max_segments)
+    if contract.packing is Packing.CONCAT:
+        return EndlessRun(width, mbs)
+    if contract.packing is Packing.ONLINE:
+        return Online(plan, contract.segment_multiple)
+    return Consecutive(mbs)

@@ -1,0 +1,76 @@
+"""The packers by name, and the plan of one from a contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from packhorse.contract.batch_contract import ResolvedContract
+from packhorse.errors import ConfigError
+from packhorse_service.packing.decreasing import DecreasingPacker
+from packhorse_service.packing.fifo_exact_tail import Packer, PackingAlgorithm, PackingPlan
+
+__all__ = ["DEFAULT_LOOKAHEAD", "LookaheadPacker", "packer_for", "packing_plan"]
+
+DEFAULT_LOOKAHEAD = 64  # packs' worth
+
+
+class LookaheadPacker(Protocol):
+    """Samples in, packs out. What is pending, in arrival order, and ``closed`` are all there is to save."""
+
+    plan: PackingPlan
+    units: int  # pending
+
+    def __len__(self) -> int:
+        """Pending samples."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a sample must be added, if there is one, before the next pack is asked for."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether packs of a lookahead are left, so that no sample may be added."""
+
+    def add(self, sample: int, units: int, /) -> None:
+        """A sample arrives; samples are numbered in arrival order."""
+
+    def add_all(self, samples: Sequence[int], sizes: Sequence[int], /) -> None:
+        """Samples arrive, each with its units."""
+
+    def close(self) -> None:
+        """Stand as after a pack of a closed lookahead: what is pending is the rest of it."""
+
+    def pending(self) -> Iterator[tuple[int, int]]:
+        """(sample, units) in arrival order."""
+
+    def next_pack(self) -> list[int]:
+        """The samples of the next pack. Needs a pending sample."""
+
+
+PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
+    PackingAlgorithm.FIFO_EXACT_TAIL: Packer,
+    PackingAlgorithm.FIRST_FIT_DECREASING: DecreasingPacker,
+    PackingAlgorithm.BEST_FIT_DECREASING: DecreasingPacker,
+}
+
+
+def packer_for(plan: PackingPlan) -> LookaheadPacker:
+    """The packer of a plan's algorithm."""
+    return PACKERS[plan.algorithm](plan)
+
+
+def packing_plan(
+    contract: ResolvedContract,
+    lookahead: int | None = None,
+    tail_slots: int = 0,
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL,
+) -> PackingPlan:
+    """How packs of a contract are filled; ``lookahead`` in packs' worth."""
+    capacity = (contract.seq_length - tail_slots) // contract.segment_multiple
+    if capacity < 1:
+        raise ConfigError(f"packing.tail_slots={tail_slots} leaves no room in rows of seq_length slots")
+    packs = lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)
+    return PackingPlan(
+        capacity=capacity, lookahead=packs * capacity, max_segments=contract.max_segments, algorithm=algorithm
+    )

@@ -1,0 +1,49 @@
+"""What of a configuration makes a stream the same stream: the parts of its identity.
+
+Everything that decides a byte is in one of them, and nothing that only says where data lies or who loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from packhorse.contract.batch_contract import ResolvedContract
+from packhorse.contract.layout import ParallelLayout
+from packhorse_service.config.serve_config import ServeConfig
+from packhorse_service.loading.decode import DecodingSpec
+from packhorse_service.loading.tokenizer import Tokenizer
+from packhorse_service.mixing.open_blocks import SourceSetting
+from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.planning.balance import CostModel
+from packhorse_service.snapshot.fingerprint import StreamIdentity
+
+__all__ = ["identify"]
+
+
+def identify(
+    config: ServeConfig,
+    tokenizer: Tokenizer | None,
+    settings: tuple[SourceSetting, ...],
+    decoding: Mapping[str, DecodingSpec],
+    packing: PackingPlan,
+    cost: CostModel,
+    contract: ResolvedContract,
+    layout: ParallelLayout,
+) -> StreamIdentity:
+    """The identity of the stream that a configuration describes."""
+    order = {
+        "blocks": [[d.name, d.block_bytes] for d in decoding.values()],
+        "date": config.date,
+        "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
+        "mixture": [[[s.plan.weight, s.plan.epochs] for s in settings], config.mixing.model_dump()],
+        "order": [asdict(replace(s.plan, weight=1, epochs=1)) for s in settings],
+        "over_length": [[s.over_length, s.skip_budget] for s in settings],
+        "rendering": [[d.name, d.format, d.chat_template] for d in decoding.values()],
+        "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
+    }
+    rows = {
+        "packing": [asdict(packing), asdict(contract), config.keys, config.packing.window],
+        "layout": [asdict(layout), cost.linear],
+    }
+    return StreamIdentity.of(order, rows)

@@ -1,0 +1,74 @@
+"""Going on from a snapshot of other settings: what is refused, what changes, and what is said of it.
+
+Layout, batch sizes, lookahead, alignment and ``seq_length`` may differ: the order of samples does not depend
+on them, and the bits of a snapshot tell which pieces are packed. Where data or rendering differ, and that was
+asked for, nobody can tell what was packed: the stream goes on where the snapshot's order stands, before the
+oldest sample that waits, and what was drawn since is drawn again. Where their order differs, it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from packhorse.errors import ContractError
+from packhorse_service.mixing.sample_stream import StreamPlace
+from packhorse_service.planning.windows import WindowPlan
+from packhorse_service.snapshot.codec import Shape, StreamSnapshot, Used
+from packhorse_service.snapshot.fingerprint import ANEW, CHANGES
+
+__all__ = ["notices", "taken_up"]
+
+MODES = {
+    Used.LOOKAHEAD: "packing online, in_batch or none",
+    Used.SLOTS: "packing concat and isolate_documents: true",
+    Used.IDS: "packing concat and isolate_documents: false",
+}
+
+
+def taken_up(snapshot: StreamSnapshot, kind: Used) -> StreamSnapshot:
+    """The snapshot as a stream of this kind goes on from it. Raises ``ContractError`` where it cannot."""
+    step, mark = snapshot.step, snapshot.mark
+    if snapshot.kind is not kind:
+        raise ContractError(
+            f"snapshot: made with contract.{MODES[snapshot.kind]}, this stream has {MODES[kind]}: "
+            "what is a target differs; resume with the mode of the checkpoint"
+        )
+    if not snapshot.changed:
+        return snapshot
+    if mark.skip:
+        raise ContractError(
+            f"snapshot: step {step + mark.skip} is inside a window of steps {step} … {step + mark.steps - 1}, and "
+            f"{', '.join(snapshot.changed)} may not change there; resume from step {step} or {step + mark.steps}, "
+            "where windows meet"
+        )
+    order = snapshot.place.order.clone()
+    for source in order.sources:
+        for shard in source.open:
+            shard.checksum = 0  # its samples may be others
+    if "mixture" in snapshot.changed:
+        order.stand_equal()
+    return snapshot._replace(place=StreamPlace(order, (), np.empty(0, np.uint8)), used=0)
+
+
+def notices(snapshot: StreamSnapshot, shape: Shape, plan: WindowPlan) -> Iterator[str]:
+    """What whoever resumes should know: a stream of this shape and plan goes on from the snapshot as it was read."""
+    step, mark = snapshot.step + snapshot.mark.skip, snapshot.mark
+    for part in snapshot.changed:
+        yield f"from step {step} on {part} differs from the checkpoint's, as allowed: {CHANGES[part]}"
+    if snapshot.changed and not ANEW.intersection(snapshot.changed):
+        drawn = sum(era.draws for era in snapshot.place.eras)
+        yield (
+            f"the {drawn} samples drawn last before step {step}, all that wait among them, are drawn again: "
+            "those that were packed are delivered twice, and none is lost"
+        )
+    named = zip(Shape._fields, snapshot.shape, shape, strict=True)
+    differing = ", ".join(f"contract.{name} {before} → {now}" for name, before, now in named if before != now)
+    if mark.digest != plan.digest:
+        yield (
+            f"from step {step} on packs differ from those of the checkpoint's settings: "
+            f"{differing or 'packing settings have changed'}; each target is delivered once all the same"
+        )
+    if mark.packs != plan.packs:
+        yield f"from step {step} on a step has {plan.packs} micro-batches in all, before it had {mark.packs}"

@@ -1,0 +1,1 @@
+"""Micro-batches to steps, to ranks, and to the arrays of their rows."""

@@ -1,0 +1,1 @@
+"""``packhorse prepare``: published data sets to shards."""

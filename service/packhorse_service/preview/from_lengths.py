@@ -1,0 +1,185 @@
+"""A stream of which nothing is known but the lengths of its samples, packed and planned as ``online`` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from packhorse.contract.batch_contract import BatchContract, Packing, Remainder, ResolvedContract, resolve
+from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.trainer_facts import TrainerFacts
+from packhorse.errors import ContractError
+from packhorse.rules import Case, check, errors
+from packhorse_service.mixing.over_length import CUTS, OverLength
+from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm
+from packhorse_service.packing.packer import packer_for, packing_plan
+from packhorse_service.planning.balance import CostModel, deal_window, plan_step
+from packhorse_service.preview.plan_collector import (
+    PLANNED_AS,
+    MicroBatchFacts,
+    PlannedSource,
+    Planning,
+    StepFacts,
+    Tally,
+)
+from packhorse_service.preview.statistics import Ints
+
+__all__ = ["Advance", "LengthsOptions", "PlannedLengths", "broken_rules", "plan_lengths", "simulate"]
+
+Advance = Callable[[int, int], None]  # is told of steps planned and samples drawn, now and then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsOptions:
+    """What ``packhorse plan --lengths`` is told; sizes in slots, ``lookahead`` in packs' worth."""
+
+    origin: str
+    seq_length: int
+    data_parallel: int
+    global_batch_size: int
+    segment_multiple: int = 1
+    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
+    lookahead: int | None = None
+    window: int = 1
+    hidden_size: int = 4096
+    max_segments: int | None = None
+    over_length: OverLength = OverLength.ERROR
+    epochs: int = 1
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLengths:
+    """Samples in their order: slots of each, and the number of its source."""
+
+    slots: Sequence[int]
+    sources: Sequence[int]
+
+
+def plan_lengths(lengths: Ints, options: LengthsOptions, advance: Advance) -> Tally:
+    """Plan samples of these lengths, each epoch in the order of the file. Raises ``ContractError``, ``ConfigError``."""
+    usable = lengths[lengths > 0].tolist()
+    samples = PlannedLengths(usable, [0] * len(usable))
+    tally = simulate(samples, _planning(options), epochs=options.epochs, steps=options.steps, advance=advance)
+    tally.empty = (len(lengths) - len(usable)) * options.epochs
+    return tally
+
+
+def _planning(options: LengthsOptions) -> Planning:
+    layout = ParallelLayout(data=options.data_parallel)
+    declared = BatchContract(
+        packing=Packing.ONLINE, segment_multiple=options.segment_multiple, max_segments=options.max_segments
+    )
+    contract = resolve(
+        declared,
+        layout,
+        seq_length=options.seq_length,
+        global_batch_size=options.global_batch_size,
+        vocab_size=1,  # of no consequence for lengths
+    )
+    broken = broken_rules(contract, layout)
+    if broken:
+        raise ContractError("these sizes do not hold:\n" + "\n".join(f"  {violation}" for violation in broken))
+    packing = packing_plan(contract, options.lookahead, algorithm=options.algorithm)
+    return Planning(
+        origin=options.origin,
+        contract=contract,
+        data_parallel=options.data_parallel,
+        packing=packing,
+        lookahead=options.lookahead,
+        hidden_size=options.hidden_size,
+        mixed_by=None,
+        window=options.window,
+        limit=packing.capacity * contract.segment_multiple,
+        sources=(PlannedSource("lengths", 1, options.over_length, 0, "--over-length"),),
+    )
+
+
+def broken_rules(contract: ResolvedContract, layout: ParallelLayout) -> Sequence[object]:
+    """The rules that these sizes break, as far as a trainer that declares nothing shows."""
+    return errors(check(Case(layout, contract, TrainerFacts())))
+
+
+def simulate(
+    samples: PlannedLengths,
+    planning: Planning,
+    *,
+    epochs: int = 1,
+    steps: int | None = None,
+    advance: Advance = lambda _steps, _samples: None,
+) -> Tally:
+    """Pack and plan, to the end or for as many steps, the last window whole."""
+    tally = Tally(planning)
+    stream = _LengthStream(samples, epochs, planning, tally)
+    for step in stream.steps():
+        tally.planned(step)
+        advance(tally.steps, len(tally.lengths))
+        if steps is not None and tally.steps >= steps and tally.whole:
+            tally.complete = False
+            break
+    return tally
+
+
+class _LengthStream:
+    """What the pipeline does, of lengths alone."""
+
+    def __init__(self, samples: PlannedLengths, epochs: int, planning: Planning, tally: Tally) -> None:
+        self._samples, self._epochs = samples, epochs
+        self._planning, self._tally = planning, tally
+        self._cost = CostModel(6 * planning.hidden_size)
+        self._cuts = [CUTS[PLANNED_AS[source.over_length]] for source in planning.sources]
+        self._packer = packer_for(planning.packing)
+        self._pieces: dict[int, tuple[int, int]] = {}  # pending: number -> (slots, source)
+        self._arrived = 0
+
+    def steps(self) -> Iterator[StepFacts]:
+        size, window = self._planning.micro_batches, self._planning.window
+        packs = self._packs()
+        while taken := list(islice(packs, size * window)):
+            steps = len(taken) // size
+            whole = steps * size
+            dealt = deal_window([pack.cost for pack in taken[:whole]], steps, seed=0) if steps else []
+            if len(taken) > whole and self._planning.contract.remainder is Remainder.PAD:
+                dealt.append(list(range(whole, len(taken))))
+            for of_step in dealt:
+                yield self._planned([taken[pack] for pack in of_step])
+
+    def _planned(self, packs: list[MicroBatchFacts]) -> StepFacts:
+        missing = self._planning.micro_batches - len(packs)
+        costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
+        supervised = [*(pack.supervised for pack in packs), *[None] * missing]
+        return StepFacts(packs, plan_step(costs, self._planning.data_parallel, supervised))
+
+    def _packs(self) -> Iterator[MicroBatchFacts]:
+        arrivals = self._arrivals()
+        waiting = True
+        while waiting or len(self._packer):
+            while waiting and self._packer.wants_more:
+                waiting = next(arrivals, None) is not None
+            if len(self._packer):
+                yield self._pack(self._packer.next_pack())
+
+    def _arrivals(self) -> Iterator[int]:
+        """Let one sample after the other arrive; yields how many pieces it made."""
+        limit, multiple = self._planning.limit or 0, self._planning.contract.segment_multiple
+        slots, sources = self._samples.slots, self._samples.sources
+        for epoch in range(self._epochs):
+            for index, (length, source) in enumerate(zip(slots, sources, strict=True)):
+                pieces = [length] if length <= limit else [b - a for a, b in self._cuts[source](0, length, limit, 0)]
+                self._tally.drawn(source, epoch, length, len(pieces), f"sample {index}")
+                for piece in pieces:
+                    self._pieces[self._arrived] = (piece, source)
+                    self._packer.add(self._arrived, -(-piece // multiple))
+                    self._arrived += 1
+                yield len(pieces)
+
+    def _pack(self, numbers: list[int]) -> MicroBatchFacts:
+        pieces = [self._pieces.pop(number) for number in numbers]
+        slots = [length for length, _ in pieces]
+        tokens = [0] * len(self._planning.sources)
+        for length, source in pieces:
+            tokens[source] += length
+        cost = self._cost.cost(slots)
+        self._tally.packed(numbers, cost)
+        return MicroBatchFacts(slots, tokens, cost, sum(slots))

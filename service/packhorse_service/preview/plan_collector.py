@@ -1,0 +1,382 @@
+"""Planned steps, from a pipeline or from lengths alone, to one report.
+
+A tally is told what happens in the order in which it happens: samples drawn, micro-batches packed, steps
+planned. It keeps a few integers of each, and computes at the end.
+
+Shapes: D = data-parallel ranks, M = micro-batches of a rank in a step, S = steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from packhorse.contract.batch_contract import Packing, Remainder, ResolvedContract
+from packhorse.errors import ConfigError
+from packhorse_service.mixing.order import MixBy
+from packhorse_service.mixing.over_length import CUTS, OverLength
+from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.planning.rows import row_offsets
+from packhorse_service.preview.plan_report import (
+    Balance,
+    Fill,
+    Order,
+    OverLengthReport,
+    PlanReport,
+    RankCosts,
+    Samples,
+    Setting,
+    SourceReport,
+    StepReport,
+    Stop,
+)
+from packhorse_service.preview.statistics import (
+    Ints,
+    before_after,
+    histogram,
+    percentiles,
+    policy_costs,
+    ratio,
+    relative,
+    rounded,
+    synchronous,
+    totals,
+)
+
+__all__ = ["PLANNED_AS", "MicroBatchFacts", "PlannedSource", "Planning", "StepFacts", "Tally"]
+
+# A sample over length cannot be planned where it would stop the stream: it is left out, and the report says so.
+PLANNED_AS = {policy: policy for policy in OverLength} | {OverLength.ERROR: OverLength.DROP}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSource:
+    """What the report needs to know of a source."""
+
+    name: str
+    weight: int
+    over_length: OverLength
+    skip_budget: int
+    setting: str  # where the policy is set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """What is planned, and how."""
+
+    origin: str
+    contract: ResolvedContract
+    data_parallel: int
+    packing: PackingPlan
+    lookahead: int | None  # packs' worth, as configured
+    hidden_size: int
+    window: int
+    mixed_by: MixBy | None  # None where there is nothing to mix
+    limit: int | None  # slots at which samples are cut
+    sources: tuple[PlannedSource, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step, over all ranks."""
+        return self.contract.global_batch_size // self.contract.micro_batch_size
+
+    @property
+    def online(self) -> bool:
+        return self.contract.packing is Packing.ONLINE
+
+
+class MicroBatchFacts(NamedTuple):
+    """A micro-batch without its content."""
+
+    slots: list[int]  # of each segment
+    tokens: Sequence[int]  # of each source
+    cost: int
+    supervised: int
+
+
+class StepFacts(NamedTuple):
+    """A planned step; ``ranks[rank][index]`` behind the last micro-batch is a filler."""
+
+    micro_batches: Sequence[MicroBatchFacts]
+    ranks: Sequence[Sequence[int]]
+
+
+@dataclass(slots=True)
+class Waits:
+    """Arrivals against departures, in pieces."""
+
+    arrived: int = 0
+    left: int = 0
+    longest: int = 0
+    most_late: int = 0
+    _arrived_by: list[int] = field(default_factory=list)  # pieces, when each pack was closed
+
+    def packed(self, numbers: Sequence[int]) -> None:
+        """The next pack holds these pieces, numbered as they arrived."""
+        self._arrived_by.append(self.arrived)
+        pack = len(self._arrived_by) - 1
+        # A piece was there for the first pack that was closed after it arrived.
+        self.longest = max(self.longest, pack - bisect_right(self._arrived_by, min(numbers)))
+        for place, number in enumerate(numbers, start=self.left):
+            self.most_late = max(self.most_late, place - number)
+        self.left += len(numbers)
+
+
+class _Balance(NamedTuple):
+    """Of the stream, of the step that arrival order balances worst, and of each step."""
+
+    of_stream: Balance
+    of_worst: RankCosts
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+class _Planned(NamedTuple):
+    """Of one step."""
+
+    fillers: int
+    unsupervised: int
+    row_slots: int
+    physical_slots: int
+    tokens: list[int]  # of each source
+    costs: Ints  # [D, M]
+
+
+class Tally:
+    """Adds up what a stream does."""
+
+    def __init__(self, planning: Planning) -> None:
+        self.planning = planning
+        self.lengths: list[int] = []  # of every sample drawn, in order
+        self.drawn_from: list[int] = []  # its source
+        self.skipped = [0] * len(planning.sources)  # samples with unusable content
+        self.empty = 0  # samples without a slot, left out
+        self.complete = True  # planned to the end of the stream
+        self.packed_costs: list[int] = []  # of each micro-batch, in the order of the pack stream
+        self._epochs = [0] * len(planning.sources)
+        self._over = [0] * len(planning.sources)  # samples over length
+        self._lost = [0] * len(planning.sources)  # their tokens that are not planned
+        self._stop: Stop | None = None
+        self._waits = Waits()
+        self._segments: list[int] = []  # of each micro-batch
+        self._planned: list[_Planned] = []
+
+    @property
+    def steps(self) -> int:
+        return len(self._planned)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was packed is planned: no window is half dealt."""
+        return len(self.packed_costs) == len(self._segments)
+
+    # What happens ------------------------------------------------------------------------------------
+
+    def drawn(self, source: int, epoch: int, slots: int, pieces: int, place: str) -> None:
+        """A sample was drawn, and cut into so many pieces."""
+        self.lengths.append(slots)
+        self.drawn_from.append(source)
+        self._waits.arrived += pieces
+        self._epochs[source] = max(self._epochs[source], epoch + 1)
+        if self.planning.limit is not None and slots > self.planning.limit:
+            self._over_length(source, slots, self.planning.limit, place)
+
+    def _over_length(self, source: int, slots: int, limit: int, place: str) -> None:
+        setting = self.planning.sources[source]
+        cut = CUTS[PLANNED_AS[setting.over_length]]
+        self._over[source] += 1
+        self._lost[source] += slots - sum(end - begin for begin, end in cut(0, slots, limit, 0))
+        stops = setting.over_length is OverLength.ERROR and self._over[source] > setting.skip_budget
+        if stops and self._stop is None:
+            self._stop = Stop(setting.setting, place, slots)
+
+    def packed(self, numbers: Sequence[int], cost: int) -> None:
+        """The next micro-batch of the pack stream; ``numbers`` are its pieces as they arrived."""
+        self.packed_costs.append(cost)
+        if self.planning.online:
+            self._waits.packed(numbers)
+
+    def planned(self, step: StepFacts) -> None:
+        """The next step."""
+        contract = self.planning.contract
+        multiple = contract.segment_multiple if contract.packed else 1
+        packs, missing = step.micro_batches, sum(map(len, step.ranks)) - len(step.micro_batches)
+        costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
+        offsets = row_offsets([pack.slots for pack in packs], contract)
+        self._segments += [len(pack.slots) for pack in packs]
+        self._planned.append(
+            _Planned(
+                fillers=missing,
+                unsupervised=sum(pack.supervised == 0 for pack in packs),
+                row_slots=sum(physical.item(-1) for _, physical in offsets),
+                physical_slots=sum(-(-slots // multiple) * multiple for pack in packs for slots in pack.slots),
+                tokens=[sum(of_source) for of_source in zip(*(pack.tokens for pack in packs), strict=True)],
+                costs=np.array(costs, dtype=np.int64)[np.array(step.ranks)],
+            )
+        )
+
+    # The report --------------------------------------------------------------------------------------
+
+    def report(self) -> PlanReport:
+        """What was seen so far. Raises ``ConfigError`` where that is not even one step."""
+        if not self._planned:
+            raise ConfigError(self._nothing())
+        contract = self.planning.contract
+        balance = self._balance() if contract.packed else None
+        return PlanReport(
+            setting=self._setting(),
+            warnings=self.planning.warnings,
+            complete=self.complete,
+            steps=self.steps,
+            micro_batches=len(self._segments),
+            fillers=sum(step.fillers for step in self._planned),
+            dropped=len(self.packed_costs) - len(self._segments),
+            unsupervised=sum(step.unsupervised for step in self._planned),
+            samples=self._samples(),
+            fill=self._fill(),
+            segments=percentiles(self._segments) if contract.packed else None,
+            order=Order(self._waits.longest, self._waits.most_late) if self.planning.online else None,
+            balance=None if balance is None else balance.of_stream,
+            rank_costs=None if balance is None else balance.of_worst,
+            sources=self._sources(),
+            over_length=self._over_length_report(),
+            comparison=None,
+            recommendation=None,
+            per_step=tuple(self._step(step, balance) for step in range(self.steps)),
+        )
+
+    def _nothing(self) -> str:
+        found = f"{len(self.lengths):,} samples with {sum(self.lengths):,} slots"
+        if self.packed_costs:
+            return (
+                f"contract.remainder=drop: {found} make {len(self.packed_costs)} micro-batches, a step takes "
+                f"{self.planning.micro_batches}; lower contract.global_batch_size, or set remainder to pad"
+            )
+        over = f", {sum(self._over)} of them over {self.planning.limit:,} slots" if self.planning.limit else ""
+        return f"{self.planning.origin}: nothing to plan: {found}{over}; set over_length to split, or add data"
+
+    def _setting(self) -> Setting:
+        planning, contract = self.planning, self.planning.contract
+        return Setting(
+            origin=planning.origin,
+            packing=str(contract.packing),
+            data_parallel=planning.data_parallel,
+            seq_length=contract.seq_length,
+            micro_batch_size=contract.micro_batch_size,
+            global_batch_size=contract.global_batch_size,
+            num_microbatches=planning.micro_batches // planning.data_parallel,
+            segment_multiple=contract.segment_multiple,
+            algorithm=str(planning.packing.algorithm) if planning.online else None,
+            lookahead=planning.packing.lookahead // planning.packing.capacity if planning.online else None,
+            window=planning.window,
+            max_segments=contract.max_segments,
+            hidden_size=planning.hidden_size,
+            mixed_by=None if planning.mixed_by is None else str(planning.mixed_by),
+        )
+
+    def _samples(self) -> Samples:
+        lengths = np.array(self.lengths, dtype=np.int64)
+        return Samples(
+            count=len(lengths),
+            empty=self.empty,
+            tokens=int(lengths.sum()),
+            mean=ratio(int(lengths.sum()), len(lengths)),
+            lengths=percentiles(self.lengths),
+            histogram=histogram(lengths),
+        )
+
+    def _fill(self) -> Fill:
+        contract, packing = self.planning.contract, self.planning.packing
+        row_slots = sum(step.row_slots for step in self._planned)
+        physical = sum(step.physical_slots for step in self._planned)
+        tokens = sum(sum(step.tokens) for step in self._planned)
+        sizes = {Packing.ONLINE: packing.capacity * contract.segment_multiple, Packing.CONCAT: contract.seq_length}
+        size = sizes.get(contract.packing)
+        rows = contract.micro_batch_size if not contract.packed else 1
+        least = None if size is None else -(-physical // (size * rows))
+        return Fill(
+            row_slots=row_slots,
+            physical_slots=physical,
+            tokens=tokens,
+            slot=ratio(physical, row_slots),
+            useful=ratio(tokens, row_slots),
+            useful_at_most=ratio(tokens, physical) if contract.packed else None,
+            packs_at_least=least,
+            packs_over=None if least is None else len(self._segments) - least,
+        )
+
+    def _arrival_costs(self) -> Ints:
+        """[S, D, M] with micro-batches dealt in the order of the pack stream."""
+        costs, size = list(self.packed_costs), self.planning.micro_batches
+        if self.planning.contract.remainder is Remainder.PAD:
+            costs += costs[-1:] * (-len(costs) % size)
+        ranks = self.planning.data_parallel
+        rows = np.array(costs[: self.steps * size], dtype=np.int64).reshape(-1, size // ranks, ranks)
+        return rows.transpose(0, 2, 1)
+
+    def _balance(self) -> _Balance:
+        """Means and worst are over whole steps, where there is one: fillers concern the last step alone."""
+        before, after = self._arrival_costs(), np.stack([step.costs for step in self._planned])
+        whole = [number for number, step in enumerate(self._planned) if not step.fillers] or list(range(self.steps))
+        in_time, in_all = (synchronous(before), synchronous(after)), (totals(before), totals(after))
+        worst = whole[int(in_all[0][whole].argmax())]
+        return _Balance(
+            of_stream=Balance(before_after(*in_time, whole), before_after(*in_all, whole)),
+            of_worst=RankCosts(worst, relative(before[worst]), relative(after[worst])),
+            before=rounded(in_time[0]),
+            after=rounded(in_time[1]),
+        )
+
+    def _step(self, number: int, balance: _Balance | None) -> StepReport:
+        step = self._planned[number]
+        return StepReport(
+            micro_batches=self.planning.micro_batches - step.fillers,
+            fillers=step.fillers,
+            unsupervised=step.unsupervised,
+            slot_fill=ratio(step.physical_slots, step.row_slots),
+            useful_fill=ratio(sum(step.tokens), step.row_slots),
+            tokens=tuple(step.tokens),
+            synchronous_before=None if balance is None else balance.before[number],
+            synchronous_after=None if balance is None else balance.after[number],
+        )
+
+    def _sources(self) -> tuple[SourceReport, ...]:
+        tokens = np.array([step.tokens for step in self._planned], dtype=np.int64)  # [S, sources]
+        shares = tokens / tokens.sum(axis=1, keepdims=True)
+        samples = np.bincount(self.drawn_from, minlength=len(self.planning.sources))
+        weights = sum(source.weight for source in self.planning.sources)
+        return tuple(
+            SourceReport(
+                name=source.name,
+                weight=ratio(source.weight, weights),
+                share=ratio(int(tokens[:, i].sum()), int(tokens.sum())),
+                least=round(float(shares[:, i].min()), 6),
+                most=round(float(shares[:, i].max()), 6),
+                tokens=int(tokens[:, i].sum()),
+                samples=int(samples[i]),
+                epochs=self._epochs[i],
+                skipped=self.skipped[i],
+                over_length=self._over[i],
+                lost=self._lost[i],
+            )
+            for i, source in enumerate(self.planning.sources)
+        )
+
+    def _over_length_report(self) -> OverLengthReport | None:
+        limit = self.planning.limit
+        if limit is None:
+            return None
+        lengths = [slots for slots in self.lengths if slots > limit]
+        return OverLengthReport(
+            limit=limit,
+            samples=len(lengths),
+            tokens=sum(lengths),
+            share=ratio(sum(lengths), sum(self.lengths)),
+            stop=self._stop,
+            policies=policy_costs(lengths, limit),
+        )

@@ -1,0 +1,98 @@
+"""How the figures of a report are computed.
+
+Shapes: D = data-parallel ranks, M = micro-batches of a rank in a step, S = steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse_service.mixing.over_length import CUTS, OverLength
+from packhorse_service.preview.plan_report import BeforeAfter, LengthBin, MeanWorst, Percentiles, PolicyCost
+
+__all__ = [
+    "Floats",
+    "Ints",
+    "before_after",
+    "histogram",
+    "percentiles",
+    "policy_costs",
+    "ratio",
+    "relative",
+    "rounded",
+    "synchronous",
+    "totals",
+]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+BINS_AN_OCTAVE = 4
+
+
+def policy_costs(lengths: Sequence[int], limit: int) -> Mapping[str, PolicyCost]:
+    """What each policy makes of these lengths, all over ``limit``. (``error`` makes nothing of them: it stops.)"""
+    costs: dict[str, PolicyCost] = {}
+    for policy, cut in CUTS.items():
+        if policy is OverLength.ERROR:
+            continue
+        kept = [[b - a for a, b in cut(0, slots, limit, 0)] for slots in lengths]
+        extra = sum(max(len(pieces) - 1, 0) for pieces in kept)
+        costs[str(policy)] = PolicyCost(len(lengths), sum(lengths) - sum(map(sum, kept)), extra)
+    return costs
+
+
+def percentiles(values: Sequence[int]) -> Percentiles:
+    """Of at least one value."""
+    p50, p99 = np.percentile(np.array(values, dtype=np.int64), [50, 99], method="inverted_cdf").tolist()
+    return Percentiles(p50, p99, max(values))
+
+
+def ratio(part: int, whole: int) -> float:
+    """To six digits; 0 of nothing."""
+    return round(float(Fraction(part, whole)), 6) if whole else 0.0
+
+
+def synchronous(costs: Ints) -> Floats:
+    """Of each step: Σ over micro-batches of the dearest rank ÷ mean of the ranks' totals; ``costs`` is [S, D, M]."""
+    return np.asarray(costs.max(axis=1).sum(axis=1) / costs.sum(axis=2).mean(axis=1))
+
+
+def totals(costs: Ints) -> Floats:
+    """Of each step: the dearest rank's total ÷ the mean."""
+    totals = costs.sum(axis=2)
+    return np.asarray(totals.max(axis=1) / totals.mean(axis=1))
+
+
+def before_after(before: Floats, after: Floats, steps: Sequence[int]) -> BeforeAfter:
+    """Figures of all steps, [S] each, over these steps."""
+    mean_worst = [MeanWorst(*rounded([of[steps].mean(), of[steps].max()])) for of in (before, after)]
+    return BeforeAfter(*mean_worst)
+
+
+def relative(costs: Ints) -> tuple[float, ...]:
+    """Of one step, [D, M]: each rank's total ÷ their mean."""
+    totals = costs.sum(axis=1)
+    return rounded(totals / totals.mean())
+
+
+def rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """To six digits."""
+    return tuple(round(float(value), 6) for value in values)
+
+
+def histogram(lengths: Ints) -> tuple[LengthBin, ...]:
+    """A few bins for each doubling, from the shortest to the longest."""
+    top = BINS_AN_OCTAVE * (int(lengths.max()).bit_length() + 1)
+    edges = sorted({round(2 ** (step / BINS_AN_OCTAVE)) for step in range(top + 1)})
+    samples, _ = np.histogram(lengths, edges)
+    tokens, _ = np.histogram(lengths, edges, weights=lengths)
+    bins = [
+        LengthBin(low, high - 1, int(count), int(total))
+        for low, high, count, total in zip(edges, edges[1:], samples, tokens, strict=False)
+    ]
+    filled = [i for i, each in enumerate(bins) if each.samples]
+    return tuple(bins[filled[0] : filled[-1] + 1])

@@ -1,0 +1,77 @@
+"""What the readers of a running attempt get next: one message each in turn, up to their windows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from packhorse.codec.microbatch import Position
+from packhorse.wire.messages import Batch, End
+from packhorse_service.protocol.effects import Effect, Send
+from packhorse_service.protocol.readers import Reader, Roster
+from packhorse_service.protocol.step_buffer import Supply
+
+__all__ = ["Delivery"]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """From the steps that are made to the readers of one attempt; moves ``Reader.sent``.
+
+    A reader that has room for more than is made is noted in ``Roster.hungry``, so that a step that is made
+    later need not look at readers whose windows are full.
+    """
+
+    stream: str
+    attempt: bytes
+    num_microbatches: int
+    roster: Roster
+    supply: Supply
+
+    def to(self, readers: Iterable[Reader], now: float) -> list[Effect]:
+        """In turn, so that no reader has its whole window before another has its next micro-batch."""
+        sends: list[Effect] = []
+        due = deque((reader, self._room_for(reader)) for reader in readers)
+        while due:
+            reader, upcoming = due.popleft()
+            send = next(upcoming, None)
+            if send is not None:
+                sends.append(send)
+                due.append((reader, upcoming))
+                continue
+            owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
+            reader.owed_since_s = (reader.owed_since_s or now) if owed else None
+        return sends
+
+    def _room_for(self, reader: Reader) -> Iterator[Send]:
+        """As much of what this reader gets next as its window has room for."""
+        in_flight = self.supply.between(reader.acked, reader.sent, self.num_microbatches)
+        return islice(self._upcoming(reader), max(0, reader.window - in_flight) if reader.peer else 0)
+
+    def _upcoming(self, reader: Reader) -> Iterator[Send]:
+        """What is made, from where this reader stands on; it counts as sent when it is asked for."""
+        while True:
+            step = self.supply.steps.get(reader.sent.step)
+            if step is None:
+                end = self._end_for(reader)
+                if end is None:
+                    return
+                yield end
+                continue
+            for view in step.of(reader.view)[reader.sent.index :]:
+                reader.sent = after = reader.sent.after(self.num_microbatches)
+                batch = Batch(stream=self.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
+                yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
+
+    def _end_for(self, reader: Reader) -> Send | None:
+        """An END counts as a step of one."""
+        at = reader.sent
+        behind = self.supply.ends.get(at.step)
+        if behind is None:
+            self.roster.hungry[reader.at] = reader
+            return None
+        reader.sent = Position(at.step + 1, 0)
+        end = End(stream=self.stream, attempt=self.attempt, position=at)
+        return Send(reader.peer, end, (behind,) if behind else ())

@@ -1,0 +1,265 @@
+"""How a stream and all its readers meet: the two rules that form an attempt.
+
+*return*  every reader names the same attempt: it goes on, each at its own position;
+*begin*   every reader stands at its start, and all starts and the snapshots of them are the same: a new
+          attempt of a new job, or of one restarted from a checkpoint.
+
+The rules keep separate lists, *return* one for each attempt, so a HELLO of one kind never displaces one of
+another. A reader that has handed out nothing counts for both rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.contract.layout import Coordinates
+from packhorse.errors import ContractError
+from packhorse.wire.messages import NO_ATTEMPT, Hello
+
+__all__ = ["Formation", "Greeting", "Meeting"]
+
+
+EARLY_S = 2.0
+ATTEMPTS_KNOWN = 64  # that ran here
+PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
+NAMED = 8  # readers of one place, in a message
+
+
+class Greeting(NamedTuple):
+    """A HELLO, the connection it came by, and its place in the order of arrival."""
+
+    peer: bytes
+    hello: Hello
+    arrival: int = 0
+    since_s: float = 0.0  # when this process first said it
+    until_s: float = math.inf  # when it should hear why nothing forms
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """All readers of a stream, and the attempt they form: an old one's name, or none for a new one."""
+
+    attempt: bytes
+    greetings: Mapping[Coordinates, Greeting]
+
+    @property
+    def lowest(self) -> Position:
+        """The position furthest behind."""
+        return min(greeting.hello.position for greeting in self.greetings.values())
+
+    @property
+    def compared_from(self) -> int:
+        """The step of the oldest row that a reader was handed last: made again, it tells whether the data is the same.
+
+        Readers mostly stand at the end of a step when a server is gone: that row is of the step before.
+        """
+        hellos = [greeting.hello for greeting in self.greetings.values()]
+        return min(hello.position.step - bool(hello.last_digest and not hello.position.index) for hello in hellos)
+
+    @property
+    def latest(self) -> int:
+        return max(greeting.arrival for greeting in self.greetings.values())
+
+    def newest_snapshot(self) -> tuple[int, bytes, bytes]:
+        """(step, digest, connection of a reader that holds it) of the newest snapshot that serves everybody.
+
+        And from which the last row of everybody is made again, where there is one.
+
+        Raises ``ContractError`` where none does, or where not all who hold it hold the same.
+        """
+        held = self._snapshots()
+        if not held:
+            raise ContractError(f"no reader holds a snapshot at or below {tuple(self.lowest)}: nothing to resume from")
+        step = max((step for step in held if step <= self.compared_from), default=max(held))
+        if len(held[step]) > 1:
+            raise ContractError(f"readers hold different snapshots before step {step}: their checkpoints differ")
+        ((digest, greeting),) = held[step].items()
+        return step, digest, greeting.peer
+
+    def _snapshots(self) -> dict[int, dict[bytes, Greeting]]:
+        """step -> digest -> a reader that holds it, of snapshots at or below every position."""
+        held: dict[int, dict[bytes, Greeting]] = {}
+        lowest = self.lowest.step
+        for greeting in self.greetings.values():
+            for ref in greeting.hello.snapshots:
+                if ref.step <= lowest:
+                    held.setdefault(ref.step, {}).setdefault(ref.digest, greeting)
+        return held
+
+
+List = dict[Coordinates, Greeting]
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The latest HELLO of each reader, in the lists of the rules that it can serve."""
+
+    readers: frozenset[Coordinates]
+    _arrivals: int = 0
+    _returning: dict[bytes, List] = field(default_factory=dict)  # by attempt: a zombie's completes no other
+    _beginning: List = field(default_factory=dict)
+    _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
+    _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
+    _speaks: dict[bytes, bytes] = field(default_factory=dict)  # connection -> the client that said HELLO on it
+    _ran: list[bytes] = field(default_factory=list)  # attempts that ran here; all but the last are over
+
+    def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
+        """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
+        if self._speaks.get(peer, hello.client) != hello.client:
+            self.forget(peer)  # one connection is one process: it takes the place of what it said it was
+        self._withdraw(hello)
+        self._arrivals += 1
+        greeting = self._greeting(peer, hello, now)
+        lists = [] if hello.has_handed_out else [self._beginning]
+        if hello.attempt not in (NO_ATTEMPT, *self._ran[:-1]):
+            lists.append(self._returning.setdefault(hello.attempt, {}))
+        replaced = [known[hello.reader] for known in lists if hello.reader in known]
+        for known in lists:
+            known[hello.reader] = greeting
+        self._superseded |= {earlier.hello.client: earlier for earlier in replaced}
+        return replaced[0] if replaced else None
+
+    def superseded(self) -> list[Greeting]:
+        """Processes that are out once those that came later for their readers have met the others."""
+        return list(self._superseded.values())
+
+    def reinstated(self) -> list[Greeting]:
+        """Superseded processes whose later ones are gone: they shall say HELLO again."""
+        claimed = {greeting.hello.reader for known in self.lists() for greeting in known.values()}
+        back = [greeting for greeting in self.superseded() if greeting.hello.reader not in claimed]
+        for greeting in back:
+            del self._superseded[greeting.hello.client]
+        return back
+
+    def _withdraw(self, hello: Hello) -> None:
+        """Its process has said something else before."""
+        self._superseded.pop(hello.client, None)
+        for known in self.lists():
+            if hello.reader in known and known[hello.reader].hello.client == hello.client:
+                del known[hello.reader]
+
+    def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
+        """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
+        if max(len(self._since), len(self._speaks)) > PROCESSES_A_READER * len(self.readers):
+            self._forget_times()
+        self._speaks[peer] = hello.client
+        since = self._since.setdefault(hello.client, now)
+        until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
+        return Greeting(peer, hello, self._arrivals, since, until)
+
+    def _drop(self, gone: Callable[[Greeting], bool]) -> None:
+        for known in self.lists():
+            for at in [at for at, greeting in known.items() if gone(greeting)]:
+                del known[at]
+        self._returning = {attempt: known for attempt, known in self._returning.items() if known}
+        self._superseded = {client: earlier for client, earlier in self._superseded.items() if not gone(earlier)}
+
+    def forget(self, peer: bytes) -> None:
+        """This connection's reader has left."""
+        self._speaks.pop(peer, None)
+        self._drop(lambda greeting: greeting.peer == peer)
+
+    def runs(self, attempt: bytes, clients: Container[bytes]) -> None:
+        """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
+        if attempt not in self._ran:
+            self._ran = [*self._ran[1 - ATTEMPTS_KNOWN :], attempt]
+            for earlier in self._ran[:-1]:
+                self._returning.pop(earlier, None)
+        self._superseded.clear()
+        self._drop(lambda greeting: greeting.hello.client in clients)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        waiting = {greeting.hello.client for greeting in self.greetings()}
+        self._since = {client: since for client, since in self._since.items() if client in waiting}
+        self._speaks = {peer: client for peer, client in self._speaks.items() if client in waiting}
+
+    def clear(self) -> None:
+        """Everybody was told to leave; who has not heard it, and says HELLO again, is as late as before."""
+        self._returning.clear()
+        self._beginning.clear()
+        self._superseded.clear()
+
+    # Who is here -------------------------------------------------------------------------------------
+
+    def lists(self) -> list[List]:
+        """The lists of both rules, the fullest first."""
+        return sorted([self._beginning, *self._returning.values()], key=len, reverse=True)
+
+    def greetings(self) -> list[Greeting]:
+        """Every process that has said HELLO and waits."""
+        listed = {greeting.peer: greeting for known in self.lists() for greeting in known.values()}
+        return [*listed.values(), *(earlier for earlier in self.superseded() if earlier.peer not in listed)]
+
+    def waited(self, now: float) -> float:
+        """How long the first of those that wait has waited."""
+        return now - min((greeting.since_s for greeting in self.greetings()), default=now)
+
+    def is_over(self, hello: Hello) -> bool:
+        """Whether its process is of an attempt that ran here before a later one: its job has been begun again."""
+        return hello.has_handed_out and hello.attempt in self._ran[:-1]
+
+    def waits(self, peer: bytes, hello: Hello) -> bool:
+        """Whether just this was said by this connection already."""
+        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.greetings())
+
+    def overdue(self, now: float) -> bool:
+        """Whether one that waits would give up about now."""
+        return any(now >= greeting.until_s for greeting in self.greetings())
+
+    def absent(self, known: Container[Coordinates]) -> list[Coordinates]:
+        """The readers that a list is without."""
+        return sorted(at for at in self.readers if at not in known)
+
+    def missing(self) -> list[Coordinates]:
+        """The readers that no process has said HELLO for."""
+        return self.absent({greeting.hello.reader for greeting in self.greetings()})
+
+    def disagreement(self) -> list[str]:
+        """Where all readers are here and yet no attempt forms: who stands where, and with which snapshot."""
+        if self.missing():
+            return []
+        places: dict[str, list[str]] = {}
+        for hello in sorted((greeting.hello for greeting in self.greetings()), key=lambda hello: hello.reader):
+            places.setdefault(_stands(hello), []).append(str(hello.reader))
+        return [f"{_listed(readers)} at {place}" for place, readers in places.items()]
+
+    def formed(self) -> Formation | None:
+        """The attempt that forms now, if any.
+
+        Where several lists are complete, the one with the latest HELLO wins: a process that started since
+        tells that the others' attempt is over for it. Where no such process is, the lists are the same.
+        """
+        complete = [
+            Formation(attempt, dict(known))
+            for attempt, known in self._returning.items()
+            if known.keys() == self.readers
+        ]
+        if self._beginning.keys() == self.readers:
+            starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
+            if len(starts) == 1:
+                complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
+        return max(complete, key=lambda formation: formation.latest, default=None)
+
+
+def _begins_at(hello: Hello) -> tuple[Position, bytes]:
+    """The start and the digest of the snapshot it needs; the origin needs none."""
+    if hello.start == ORIGIN:
+        return hello.start, b""
+    return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
+
+
+def _stands(hello: Hello) -> str:
+    """A reader's place for people, with all that must be the same for an attempt to form."""
+    _, snapshot = _begins_at(hello)
+    place = f"{tuple(hello.position)}" + (f" with snapshot {snapshot.hex()[:8]}" if snapshot else "")
+    return f"{place} of attempt {hello.attempt.hex()[:8]}" if hello.has_handed_out else place
+
+
+def _listed(readers: list[str]) -> str:
+    more = f" and {len(readers) - NAMED} more" if len(readers) > NAMED else ""
+    return ", ".join(readers[:NAMED]) + more

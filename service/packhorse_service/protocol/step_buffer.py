@@ -1,0 +1,82 @@
+"""The steps a stream holds: which are made, which may be made next, where the stream or a pass over it ends.
+
+Step s is made when step s - ``steps_ahead`` is acknowledged by every reader, so a stream holds at most
+``steps_ahead`` + 1 steps, and the slowest reader's next micro-batch always exists. An END counts as a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from packhorse.codec.microbatch import Position
+from packhorse_service.framing import FramedStep
+
+__all__ = ["Supply"]
+
+
+NOWHERE = -1
+
+
+@dataclass(slots=True)
+class Supply:
+    steps_ahead: int
+    steps: dict[int, FramedStep] = field(default_factory=dict)
+    ends: dict[int, bytes] = field(default_factory=dict)  # where an END stands -> the snapshot behind it
+    next_step: int = 0  # the next to be asked for
+    making: bool = False
+    round: int = 0  # counts resets: what was asked for in an earlier round is not this stream's any more
+    last: int | None = None  # where the END stands that nothing follows
+
+    def holds(self, step: int) -> bool:
+        """Whether the stream can go on from ``step`` without being made again."""
+        return step in self.steps or step in self.ends or step == self.next_step
+
+    def lose(self) -> None:
+        """Nobody knows where the pipeline stands: whoever comes next has it restored."""
+        self.reset(NOWHERE)
+
+    def reset(self, step: int) -> None:
+        """The stream is made again from ``step`` on."""
+        self.steps.clear()
+        self.ends.clear()
+        self.next_step, self.making, self.last = step, False, None
+        self.round += 1
+
+    def release(self, before: int) -> int:
+        """Every reader has taken the steps before this one; how many of those that are held, ends aside."""
+        for end in [step for step in self.ends if step < before]:
+            del self.ends[end]
+        taken = [step for step in self.steps if step < before]
+        for step in taken:
+            del self.steps[step]
+        return len(taken)
+
+    def between(self, begin: Position, end: Position, num_microbatches: int) -> int:
+        """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""
+        ends = sum(begin.step <= step < end.step for step in self.ends) if self.ends else 0
+        return (end.step - begin.step - ends) * num_microbatches + ends + end.index - begin.index
+
+    def ask(self, lowest: int) -> int | None:
+        """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
+        if (
+            self.next_step == NOWHERE
+            or self.making
+            or self.last is not None
+            or self.next_step >= lowest + self.steps_ahead
+        ):
+            return None
+        self.making = True
+        return self.next_step
+
+    def made(self, step: FramedStep | None, behind: bytes = b"") -> None:
+        """The step asked for; ``None`` where END stands in its place.
+
+        ``behind`` is the snapshot behind END, where another pass follows.
+        """
+        self.making = False
+        if step is not None:
+            self.steps[step.step] = step
+        else:
+            self.ends[self.next_step] = behind
+            self.last = None if behind else self.next_step
+        self.next_step += self.last is None

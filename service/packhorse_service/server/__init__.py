@@ -1,0 +1,1 @@
+"""The server: its socket, threads, clock, keys and logs."""

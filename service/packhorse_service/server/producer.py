@@ -1,0 +1,114 @@
+"""The thread that runs a stream's pipeline, so that the server answers while a step is being made.
+
+Requests and results are the session's effects and their answers; the two threads meet in queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from packhorse.errors import ContractError, PackhorseError, ProtocolError
+from packhorse_service.framing import FramedStep
+from packhorse_service.loading.engine import Engine
+from packhorse_service.mixing.source_counts import Progress, SourceCounts
+from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.protocol.effects import Make, Restore
+
+__all__ = ["Failed", "Made", "NotRestored", "Producer", "Restored", "Result"]
+
+log = logging.getLogger("packhorse.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    round: int
+    step: FramedStep | None
+    behind: bytes = b""  # the snapshot behind the end of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotRestored:
+    round: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    message: str
+
+
+Result = Made | Restored | NotRestored | Failed
+
+
+class Producer(threading.Thread):
+    """Runs the pipeline on request. Results are put in ``results``, and ``ring`` is called.
+
+    Nothing is loaded before the first request: a stream that nobody reads costs nothing.
+    """
+
+    def __init__(self, plan: StreamPlan, engine: Engine, ring: Callable[[], None]) -> None:
+        super().__init__(name=f"packhorse-producer-{plan.name}", daemon=True)
+        self.requests: queue.SimpleQueue[Make | Restore | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self.plan = plan
+        self._engine = engine
+        self._ring = ring
+        self._pipeline: Pipeline | None = None
+        self.busy = False  # with a request
+
+    @property
+    def workers(self) -> int:
+        return self._engine.workers
+
+    @property
+    def restarts(self) -> int:
+        return self._engine.restarts
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where the pipeline stands; nothing where nobody asked."""
+        return None if self._pipeline is None else self._pipeline.progress
+
+    @property
+    def counts(self) -> Mapping[str, SourceCounts]:
+        """What became of all that each source gave; nothing where nobody asked."""
+        return {} if self._pipeline is None else self._pipeline.counts
+
+    def run(self) -> None:
+        while (request := self.requests.get()) is not None:
+            result: Result
+            self.busy = True
+            try:
+                result = self._carry_out(request)
+            except PackhorseError as error:
+                result = Failed(str(error))
+            except Exception as error:
+                log.exception("the pipeline failed")
+                result = Failed(f"{type(error).__name__}: {error}")
+            self.busy = False
+            self.results.put(result)
+            self._ring()
+
+    def _carry_out(self, request: Make | Restore) -> Result:
+        pipeline = self._pipeline = self._pipeline or Pipeline(self.plan, self._engine)
+        match request:
+            case Make(round_, _):
+                step = pipeline.next_step()
+                ends_pass = step is None and self.plan.passes
+                return Made(round_, step, pipeline.begin_pass() if ends_pass else b"")
+            case Restore(round_, snapshot):
+                try:
+                    for notice in pipeline.restore(snapshot):
+                        log.warning("resuming: %s", notice)
+                except (ContractError, ProtocolError) as error:
+                    return NotRestored(round_, str(error))
+                return Restored(round_)

@@ -1,0 +1,202 @@
+"""The server's only socket: a ROUTER that fails rather than drops (``ROUTER_MANDATORY``) and never blocks.
+
+One thread owns it. Any other, and a signal handler, may ring the bell. With keys (``curve``), another thread
+answers ZeroMQ's question of who may connect, and each message comes with the key of its connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from packhorse.errors import ConfigError, TransportError
+from packhorse.transport.dealer import readable
+from packhorse.wire.messages import Frames
+from packhorse_service.server.authentication import Curve, Gate
+from packhorse_service.server.bind_policy import require_private, require_private_folder
+from packhorse_service.server.socket_file import SocketFile
+from packhorse_service.server.zmq_connections import Connections
+
+__all__ = ["Arrival", "Router", "Stirred"]
+
+INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
+BACKLOG = 1024
+HANDSHAKE_MS = 5_000  # how long a connection may stay that proves nothing
+HEARTBEAT_MS = 2_000
+LINGER_MS = 1_000
+THE_LAST = int(zmq.NOBLOCK)  # flags of a message's frames, as integers: to combine enums takes as long as to send
+NOT_THE_LAST = int(zmq.NOBLOCK | zmq.SNDMORE)
+ZERO_COPY_BYTES = 64 << 10  # below, a copy costs less than to hear that a buffer is free again
+ZAP_DOMAIN = "packhorse"
+USER = "User-Id"  # what ``zmq.auth`` calls the public key of a connection
+NO_KEY = b""
+RECEIVED_AHEAD = 16  # messages of one connection that wait to be read; the rest waits with who sent it
+RECEIVE_BUFFER_BYTES = 256 << 10
+MESSAGES_A_TURN = 256
+FRAMES_LIMIT = 3  # one more than any message has: what is beyond is read, and dropped
+
+
+class Arrival(NamedTuple):
+    """A message: who sent it, the number (``connections``) and public key, if any, of its connection, its frames."""
+
+    peer: bytes
+    connection: int
+    key: bytes
+    frames: Frames
+
+
+class Stirred(NamedTuple):
+    """What there is behind a ``wait``: whether the bell was rung, messages, connections that came or went."""
+
+    rung: bool
+    messages: bool
+    connections: bool
+
+
+class Router:
+    """Bound to ``listen``; ``endpoint`` is where that is in fact. With ``curve`` only its clients can connect.
+
+    Raises ``ConfigError`` where it cannot be bound, or would be open to others and is not meant to be (``insecure``).
+    """
+
+    def __init__(self, listen: str, *, curve: Curve | None = None, insecure: bool = False) -> None:
+        require_private(listen, curve=curve is not None, insecure=insecure)
+        require_private_folder(listen)
+        self._bell, self._ear = socket.socketpair()
+        self._context = zmq.Context()
+        self._curve = curve
+        self._gatekeeper = None if curve is None else self._keep_gate(curve)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.connections = Connections(self._context, self._socket)
+        self._bind(listen)
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._socket_file = SocketFile.of(self.endpoint)
+        if self._socket_file is not None:
+            self._socket_file.keep_private()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.connections.monitor, zmq.POLLIN)
+        self._poller.register(self._ear.fileno(), zmq.POLLIN)
+
+    def _keep_gate(self, curve: Curve) -> ThreadAuthenticator:
+        """It answers before anything is bound: there is no moment in which anybody can connect."""
+        gatekeeper = ThreadAuthenticator(self._context)
+        gatekeeper.configure_curve_callback(ZAP_DOMAIN, Gate(curve.clients))
+        gatekeeper.start()
+        return gatekeeper
+
+    def _bind(self, listen: str) -> None:
+        router = self._socket
+        for option, value in {
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.ROUTER_HANDOVER: 0,
+            zmq.SNDHWM: 0,  # the delivery window bounds what is in flight
+            zmq.RCVHWM: RECEIVED_AHEAD,
+            zmq.RCVBUF: RECEIVE_BUFFER_BYTES,
+            zmq.MAXMSGSIZE: INBOUND_LIMIT_BYTES,
+            zmq.LINGER: LINGER_MS,
+            zmq.BACKLOG: BACKLOG,
+            zmq.IPV6: int("[" in listen),  # an IPv6 socket would announce IPv4 addresses in a mapped form
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
+        }.items():
+            router.setsockopt(option, value)
+        if self._curve is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
+            router.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse all where nobody answers
+        try:
+            router.bind(listen)
+        except zmq.ZMQError as error:
+            self.connections.close()
+            router.close(linger=0)
+            self._end_context()
+            raise ConfigError(
+                f"listen={listen!r}: {error}; end the process that uses it, or choose another port "
+                "(tcp://127.0.0.1:* takes a free one)"
+            ) from error
+
+    def wait(self, timeout_ms: int) -> Stirred:
+        """Until something happens.
+
+        Raises ``TransportError`` where the thread that lets clients in is gone: they would wait and never hear why.
+        """
+        if self._gatekeeper is not None and not self._gatekeeper.is_alive():
+            raise TransportError("the thread that checks the keys of clients has ended; start the server again")
+        stirred = dict(self._poller.poll(timeout_ms))
+        rung = self._ear.fileno() in stirred
+        if rung:
+            self._ear.recv(4096)
+        return Stirred(rung, self._socket in stirred, self.connections.monitor in stirred)
+
+    def messages(self) -> Iterator[Arrival]:
+        """Some of what has arrived, a message from each connection in turn."""
+        for _ in repeat(None, MESSAGES_A_TURN):
+            if not readable(self._socket):
+                return
+            peer = self._socket.recv(copy=False)
+            frames, connection = self._frames(), _connection_of(peer)
+            if connection is not None:
+                yield Arrival(peer.bytes, connection, self._key_of(peer), frames)
+
+    def _key_of(self, frame: zmq.Frame) -> bytes:
+        return NO_KEY if self._curve is None else str(frame.get(USER)).encode("ascii")
+
+    def _frames(self) -> list[bytes]:
+        """Of one message. Their number has no limit in ZeroMQ, so it has one here."""
+        frames, more = list[bytes](), True
+        while more:
+            frame = self._socket.recv(copy=False)
+            more = frame.more
+            if len(frames) < FRAMES_LIMIT:
+                frames.append(frame.bytes)
+        return frames
+
+    def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Whether there still is such a connection. Large buffers are not copied, and must never change."""
+        try:
+            self._socket.send(peer, NOT_THE_LAST)
+            for frame in frames[:-1]:
+                self._socket.send(frame, NOT_THE_LAST, copy=len(frame) < ZERO_COPY_BYTES)
+            self._socket.send(frames[-1], THE_LAST, copy=len(frames[-1]) < ZERO_COPY_BYTES)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def ring(self) -> None:
+        """Wake the thread that waits; safe from any other, and from a signal handler."""
+        with contextlib.suppress(OSError):  # the loop has stopped listening
+            self._bell.send(b"\0")
+
+    def close(self) -> None:
+        """Close the socket, after what was sent has left, or a moment. The bell can be rung still, in vain."""
+        self.connections.close()
+        self._socket.close()
+        self._end_context()
+        if self._socket_file is not None:
+            self._socket_file.remove()
+        self._bell.close()
+        self._ear.close()
+
+    def _end_context(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.stop()
+        self._context.term()
+
+
+def _connection_of(peer: zmq.Frame) -> int | None:
+    """The number of its connection; none for ZeroMQ before 3.0, which has no handshake: anything passes for it."""
+    try:
+        return int(peer.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None

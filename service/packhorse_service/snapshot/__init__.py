@@ -1,0 +1,1 @@
+"""The resumable state of a stream, as bytes, and the fingerprint of what it belongs to."""

@@ -1,0 +1,162 @@
+"""The resumable state of a stream before a step, in a fixed binary layout.
+
+    magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | eras u8 | sources u16 | pieces u32 | used u64
+    | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
+    | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
+    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | identity: 8 bytes a part
+    | each source's place (``mixing``) | one bit a piece: packed
+
+It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
+length is checked against what this stream allows before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from packhorse.errors import ContractError, ProtocolError
+from packhorse.rows.payload import bits, from_bits
+from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
+from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
+from packhorse_service.mixing.sample_stream import PIECES_LIMIT, StreamPlace
+from packhorse_service.snapshot.fingerprint import ANEW, StreamIdentity
+
+__all__ = [
+    "SNAPSHOT_LIMIT_BYTES",
+    "Shape",
+    "StreamSnapshot",
+    "Used",
+    "WindowMark",
+    "decode_snapshot",
+    "encode_snapshot",
+    "inside_window",
+    "snapshot_bound",
+]
+
+SNAPSHOT_LIMIT_BYTES = 64 << 10
+MAGIC = b"PHSNAP"
+VERSION = 3
+STEP_LIMIT = 1 << 62  # as on the wire
+IDENTITY_BYTES = 64
+HEAD = struct.Struct("<6sHQBBHIQIII")
+MARK = struct.Struct("<HHHI8s")
+ERA = struct.Struct("<II")
+DIGEST_BYTES = 8
+
+
+class Used(IntEnum):
+    """What ``used`` counts: how far a stream's assembler is with what it holds."""
+
+    LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out
+    SLOTS = 1  # of the oldest pending document, delivered already
+    IDS = 2  # of the oldest pending document of an endless run, delivered already
+
+
+class Shape(NamedTuple):
+    """What a packing setting is called by when it has changed."""
+
+    seq_length: int
+    segment_multiple: int
+
+
+class WindowMark(NamedTuple):
+    """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
+
+    skip: int  # steps of the window that lie before; 0 outside of any
+    steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
+    window: int  # as configured
+    packs: int  # a step
+    digest: bytes  # of the settings by which packs are made and dealt
+
+    @property
+    def possible(self) -> bool:
+        return self.skip == self.steps == 0 or 0 < self.skip < self.steps <= self.window
+
+
+class StreamSnapshot(NamedTuple):
+    """The stream before ``step``, and before the ``mark.skip`` steps behind it that were delivered already."""
+
+    step: int
+    place: StreamPlace
+    kind: Used
+    used: int
+    shape: Shape
+    mark: WindowMark
+    changed: Collection[str] = ()  # parts of the identity that are not those of our stream, and were asked for
+
+
+def snapshot_bound(sources: int, open_shards: int) -> int:
+    """Bytes that a snapshot may need: of the order, and of the bits of all that can be drawn ahead."""
+    head = HEAD.size + MARK.size + IDENTITY_BYTES + ERAS_LIMIT * ERA.size
+    return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + PIECES_LIMIT // 8
+
+
+def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes:
+    """A few hundred bytes: the order, and one bit for each piece drawn since."""
+    step, (order, eras, packed, checksum), kind, used, shape, mark, _ = snapshot
+    head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape, checksum)
+    cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
+    data = b"".join((head, MARK.pack(*mark), cuts, identity.packed_order(), order.encode(), bits(packed).tobytes()))
+    if len(data) > SNAPSHOT_LIMIT_BYTES:
+        raise ContractError(
+            f"snapshot: {len(packed)} pieces were drawn since its order, which needs {len(data)} bytes of "
+            f"at most {SNAPSHOT_LIMIT_BYTES}: a sample is cut into very many; raise seq_length, or split it"
+        )
+    return data
+
+
+def inside_window(beginning: bytes, mark: WindowMark) -> bytes:
+    """The snapshot of a place inside a window, from that of the window's beginning."""
+    return beginning[: HEAD.size] + MARK.pack(*mark) + beginning[HEAD.size + MARK.size :]
+
+
+def decode_snapshot(
+    data: bytes, identity: StreamIdentity, first: Order, allowed: Collection[str] = ()
+) -> StreamSnapshot:
+    """Read a snapshot of this very stream, or of one that differs as ``allowed`` says; ``first`` gives its sources.
+
+    Raises ``ProtocolError`` for bytes that are no snapshot, ``ContractError`` for one of other data.
+    """
+    least = HEAD.size + MARK.size
+    if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
+        raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
+    magic, version, step, kind, eras, sources, pieces, used, *shape, checksum = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or kind not in set(Used):
+        raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
+    mark = WindowMark(*MARK.unpack_from(data, HEAD.size))
+    if not mark.possible:
+        raise ProtocolError(f"snapshot: {mark.skip} steps into a window of {mark.steps} of {mark.window} steps")
+    cuts, rest = _eras(memoryview(data)[least:], eras)
+    parts, rest = rest[: len(identity.packed_order())], rest[len(identity.packed_order()) :]
+    changed = identity.changed(bytes(parts), allowed)
+    if ANEW.intersection(changed):
+        begun = StreamPlace(first, cuts, np.empty(0, np.uint8))
+        return StreamSnapshot(step, begun, Used(kind), used, Shape(*shape), mark, changed)
+    if sources != len(first.sources):
+        raise ProtocolError(f"snapshot: of {sources} sources, here are {len(first.sources)}")
+    places = []
+    for source in first.sources:
+        place, rest = SourceOrder.decode(source.plan, rest, epochs_changed="mixture" in changed)
+        places.append(place)
+    if len(rest) != math.ceil(pieces / 8):
+        raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
+    packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
+    here = StreamPlace(Order(places, first.mixing), cuts, packed, checksum)
+    return StreamSnapshot(step, here, Used(kind), used, Shape(*shape), mark, changed)
+
+
+def _eras(data: memoryview, count: int) -> tuple[list[Era], memoryview]:
+    size = count * ERA.size
+    if not 1 <= count <= ERAS_LIMIT or len(data) < size:
+        raise ProtocolError(f"snapshot: {count} eras, must be 1 … {ERAS_LIMIT}")
+    eras = [Era(draws, slots or NEVER) for draws, slots in ERA.iter_unpack(data[:size])]
+    draws = sum(era.draws for era in eras)
+    if draws > PIECES_LIMIT:
+        raise ProtocolError(f"snapshot: {draws} samples drawn since its order, at most {PIECES_LIMIT}")
+    return eras, data[size:]

@@ -1,0 +1,1 @@
+"""Reading tar shards: members forward from any offset, grouped into samples."""

@@ -1,0 +1,140 @@
+"""The samples of a block where all of them have the same members: columns of data instead of samples.
+
+So nearly every block of a pre-tokenised shard is, and where it is, nothing has to be done sample by
+sample. ``read_uniform`` finds what ``read_members`` and ``group_samples`` would find, or gives ``None``
+wherever those might find anything else, an error included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from packhorse_service.sources.tar.grouping import split_name
+from packhorse_service.sources.tar.reader import BLOCK, text_of
+from packhorse_service.sources.tar.scan import PlainMembers, plain_members
+
+__all__ = ["Column", "Room", "UniformSamples", "read_uniform"]
+
+# The sample behind a block is read too, to know that it is one. Where it reaches further than this, samples are so
+# large that what is done for each of them hardly counts.
+AHEAD_BYTES = 64 * 1024
+
+
+class Room:
+    """Memory that is read into, again and again: for the system to give fresh memory costs more than to read it.
+
+    What was made of one block must not look at it any more when the next is read.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def filled(self, stream: BinaryIO, size: int) -> memoryview:
+        """The next ``size`` bytes of a buffered stream; fewer at its end."""
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        room = memoryview(self._memory)[:size]
+        return room[: stream.readinto(room)]  # type: ignore[attr-defined]
+
+
+class Column(NamedTuple):
+    """The members with one extension, one of each of the n samples of a block."""
+
+    stretch: memoryview  # of the shard
+    starts: npt.NDArray[np.int64]  # [n] where in the stretch a member's data begins
+    sizes: npt.NDArray[np.int64]  # [n] bytes
+
+
+class UniformSamples(NamedTuple):
+    """The n samples of a block."""
+
+    keys: list[str]
+    columns: Mapping[str, Column]  # by extension
+    next_offset: int | None  # of the following sample's first header; None where the shard ends
+
+
+def read_uniform(stream: BinaryIO, offset: int, block_bytes: int, room: Room) -> UniformSamples | None:
+    """Return the samples of ``stream`` from ``offset`` on: the last is the one with which ``block_bytes`` are reached.
+
+    They lie in ``room``. ``None`` where their members differ, or where there is more than plain files and metadata
+    about them.
+    """
+    if offset < 0 or offset % BLOCK:
+        return None
+    stream.seek(offset)
+    wanted = block_bytes + AHEAD_BYTES
+    stretch = room.filled(stream, wanted)
+    members = plain_members(stretch, at_end=len(stretch) < wanted)
+    extensions = _extensions(members.names)
+    each = len(extensions)
+    count = _samples_in(members, each, block_bytes)
+    keys = _keys(members.names, extensions, count)
+    if not keys:
+        return None
+    behind = count * each
+    columns = {
+        extension: Column(stretch, members.starts[number:behind:each], members.sizes[number:behind:each])
+        for number, extension in enumerate(extensions)
+    }
+    follows = behind < len(members.names)
+    return UniformSamples(keys, columns, offset + int(members.firsts[behind]) if follows else None)
+
+
+def _extensions(names: Sequence[bytes]) -> list[str]:
+    """Return the extensions of the first sample; none where it is no sample."""
+    extensions: list[str] = []
+    key = ""
+    for name in map(text_of, names):
+        prefix, extension = split_name(name)
+        if extensions and prefix != key:
+            break
+        if not prefix or extension in extensions:
+            return []
+        key = prefix
+        extensions.append(extension)
+    return extensions
+
+
+def _samples_in(members: PlainMembers, each: int, block_bytes: int) -> int:
+    """Return how many samples of ``each`` members the block has; 0 where its end is not among the members."""
+    if not each:
+        return 0
+    firsts = members.firsts[::each]
+    reached = int(np.searchsorted(firsts, block_bytes))
+    if reached < len(firsts):
+        return reached
+    return len(firsts) if members.ended and len(members.names) % each == 0 else 0
+
+
+def _keys(names: Sequence[bytes], extensions: Sequence[str], count: int) -> list[str]:
+    """Return the keys of ``count`` samples; none where a member of theirs, or the one behind, is not as expected."""
+    each = len(extensions)
+    columns = [
+        _keys_of(names[number : count * each + 1 : each], extension) for number, extension in enumerate(extensions)
+    ]
+    if not count or not all(columns):
+        return []
+    keys, behind = columns[0][:count], columns[0][count:]
+    if len(set(keys)) < count or behind == keys[-1:] or any(column != keys for column in columns[1:]):
+        return []
+    return keys
+
+
+def _keys_of(names: Sequence[bytes], extension: str) -> list[str]:
+    """Return the keys that ``split_name`` finds in ``names``; none where one might not be ``KEY.extension``."""
+    text = text_of(b"\0".join([*names, b""]))
+    end = f".{extension}\0"
+    keys = text.split(end)
+    if keys.pop() or not names or not len(keys) == len(names) == text.count("\0") or not all(keys):
+        return []
+    if "\n" in text or text.startswith("__") or "\0__" in text:  # perhaps webdataset's own, which are no samples
+        return []
+    # A key has no dot, but for those of a folder that all have in common, as in `./000.npy`.
+    folder = keys[0][: keys[0].rfind("/") + 1] if "." in keys[0] else ""
+    if folder and (folder in keys or not all(key.startswith(folder) for key in keys)):
+        return []
+    return keys if text.count(".") == len(keys) * (end.count(".") + folder.count(".")) else []

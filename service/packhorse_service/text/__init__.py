@@ -1,0 +1,1 @@
+"""Numbers, curves and drawings for people."""

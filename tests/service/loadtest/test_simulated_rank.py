@@ -1,0 +1,223 @@
+"""A simulated rank asks, waits and thinks as a training loop does, by a clock that the test holds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from packhorse.codec.microbatch import Position
+from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
+from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
+from packhorse_service.loadtest.run.simulated_rank import KEEP_ALIVE_S, Pace, Period, SimulatedRank, Taken
+from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
+
+THINK_S = 2.0
+MEASURED = Period(begin_s=0.0, end_s=1000.0)
+
+
+def taken(number: int, ready_s: float, *, filler: bool = False) -> Taken:
+    position = Position(number // NUM_MICROBATCHES, number % NUM_MICROBATCHES)
+    return Taken(
+        position=position,
+        digest=bytes(16),
+        tokens=100,
+        delivered=50.0,
+        filler=filler,
+        wire_bytes=220,
+        ready_s=ready_s,
+        verified=True,
+    )
+
+
+def streaming(pace: Pace | None = None, period: Period = MEASURED, at: float = 10.0) -> SimulatedRank:
+    """A rank that has its WELCOME at ``at`` and asks for its first micro-batch."""
+    rank = SimulatedRank(ClientSession(IDENTITY), pace or Pace(THINK_S, 0.0), random.Random(0), period)
+    rank.came_up(at)
+    rank.receive(welcome(), (), at)
+    return rank
+
+
+def give(rank: SimulatedRank, number: int, at: float) -> list[object]:
+    """The server's next micro-batch, there at ``at``."""
+    micro_batch = taken(number, at)
+    effects = rank.receive(batch(micro_batch.position), (b"payload",), at)
+    assert [type(effect) for effect in effects] == [Deliver]
+    return list(rank.delivered(micro_batch, at))
+
+
+def acked(effects: list[object]) -> list[Position]:
+    return [e.message.position for e in effects if isinstance(e, Send) and isinstance(e.message, Ack)]
+
+
+def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
+    rank = SimulatedRank(ClientSession(IDENTITY), Pace(THINK_S, 0.0), random.Random(0))
+    hello = [effect.message for effect in rank.came_up(1.0) if isinstance(effect, Send)]
+    assert [type(message) for message in hello] == [Hello]
+    assert acked(list(rank.receive(welcome(), (), 3.0))) == [Position(0, 0)]
+    assert (rank.welcomed_s, rank.asking_since) == (3.0, 3.0)
+
+
+def test_the_first_micro_batch_starts_the_rank_and_is_no_wait() -> None:
+    rank = streaming()
+    assert acked(give(rank, 0, 15.0)) == [Position(0, 1)]
+    assert rank.first_taken_s == 15.0
+    assert rank.tally.micro_batches == 0
+    assert rank.due == pytest.approx(min(17.0, rank.keep_alive_at))
+
+
+def test_a_micro_batch_that_is_there_when_asked_for_is_taken_without_a_wait() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    assert give(rank, 1, 16.0) == [], "it thinks about the first"
+    assert acked(list(rank.tick(17.0)))[0] == Position(0, 2)
+    assert (rank.tally.micro_batches, rank.tally.waits.max_s) == (1, 0.0)
+
+
+def test_a_wait_is_from_asking_to_having() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    rank.tick(17.0)
+    assert rank.asking_since == 17.0
+    give(rank, 1, 17.75)
+    assert rank.tally.waits.max_s == pytest.approx(0.75)
+    assert rank.think_until == pytest.approx(17.75 + THINK_S)
+
+
+def test_a_late_load_test_does_not_count_as_a_wait_for_the_server() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    give(rank, 1, 16.0)
+    rank.tick(18.5)  # it was due at 17
+    assert rank.tally.waits.max_s == 0.0
+    assert rank.think_until == pytest.approx(17.0 + THINK_S), "the loop asked at 17, whenever that was noticed"
+
+
+def test_several_that_became_due_meanwhile_are_acknowledged_once() -> None:
+    rank = streaming(Pace(0.1, 0.0))
+    give(rank, 0, 15.0)
+    for number in (1, 2):
+        give(rank, number, 15.01)
+    rank.keep_alive_at = 100.0
+    assert acked(list(rank.tick(15.25))) == [Position(0, 3)]
+    assert rank.tally.micro_batches == 2
+
+
+def test_only_what_is_taken_in_the_period_counts() -> None:
+    rank = streaming(period=Period(begin_s=17.0, end_s=19.0))
+    give(rank, 0, 15.0)
+    for number, at in ((1, 16.9), (2, 18.9), (3, 20.9)):
+        rank.tick(at + 0.1)
+        give(rank, number, at + 0.1)
+    assert (rank.tally.micro_batches, rank.taken) == (1, 4)
+
+
+def test_fillers_are_micro_batches_without_tokens() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    rank.receive(batch((0, 1)), (b"payload",), 16.0)
+    rank.delivered(taken(1, 16.0, filler=True), 16.0)
+    rank.tick(17.0)
+    assert (rank.tally.micro_batches, rank.tally.fillers, rank.tally.tokens) == (1, 1, 0)
+
+
+def test_a_rank_that_stops_takes_nothing_until_it_resumes() -> None:
+    rank = streaming(Pace(THINK_S, 0.0, stops=True), replace(MEASURED, stop_s=16.0, resume_s=40.0))
+    give(rank, 0, 15.0)
+    give(rank, 1, 15.5)
+    rank.tick(17.0)
+    assert (rank.taken, rank.think_until) == (1, 40.0)
+    idle = [e.message.idle_s for e in rank.tick(30.0) if isinstance(e, Send) and isinstance(e.message, Ack)]
+    assert idle == [pytest.approx(15.0)], "it lives, and says that its loop does not ask"
+    rank.tick(40.0)
+    assert rank.taken == 2
+
+
+def test_a_wait_during_a_stop_is_counted_apart() -> None:
+    rank = streaming(period=replace(MEASURED, stop_s=18.0, resume_s=30.0))
+    give(rank, 0, 15.0)
+    rank.tick(17.0)
+    give(rank, 1, 31.0)
+    assert rank.tally.waits.count == 0
+    assert rank.tally.stopped_waits.max_s == pytest.approx(14.0)
+
+
+def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    wait = Wait(
+        stream="train",
+        reason=WaitReason.SLOW_READERS,
+        whom=("rank 1 (dp1·cp0·tp0·pp0): its loop last asked 4 s ago", "and 3 more"),
+        since_s=1.0,
+    )
+    rank.receive(wait, (), 16.0)
+    assert not rank.tally.waiting_for, "it is thinking"
+    rank.tick(17.0)
+    rank.receive(wait, (), 18.0)
+    assert rank.tally.waiting_for == {
+        "slow readers": 1,
+        "slow readers: rank 1 (dp1·cp0·tp0·pp0)": 1,
+        "slow readers: others": 1,
+    }
+
+
+def test_it_says_every_keep_alive_interval_that_it_lives() -> None:
+    rank = streaming(at=10.0)
+    assert rank.due == 10.0 + KEEP_ALIVE_S
+    assert acked(list(rank.tick(11.0))) == [Position(0, 0)]
+    assert rank.due == 12.0
+
+
+def test_without_a_connection_it_says_nothing_and_goes_on_when_there_is_one() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    rank.went_down()
+    assert rank.tick(16.0) == []
+    assert rank.due < 18.0, "its time goes on"
+
+
+def test_what_was_not_taken_is_dropped_when_the_connection_breaks() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    give(rank, 1, 15.5)
+    rank.went_down()
+    hello = [effect.message for effect in rank.came_up(16.0) if isinstance(effect, Send)]
+    assert isinstance(hello[0], Hello)
+    assert hello[0].position == (0, 1)
+    rank.receive(welcome(Position(0, 1)), (), 16.1)
+    rank.tick(17.0)
+    assert rank.taken == 1, "what it was given before is to be sent again"
+    give(rank, 1, 17.2)
+    assert rank.taken == 2
+
+
+def test_the_end_is_taken_and_ends_it() -> None:
+    rank = streaming()
+    for number in range(NUM_MICROBATCHES):
+        give(rank, number, 15.0 + 2 * number)
+        rank.tick(17.0 + 2 * number)
+    effects = rank.receive(end(Position(1, 0)), (), 40.0)
+    assert [type(effect) for effect in effects] == [Finish]
+    assert acked(list(rank.delivered(None, 40.0))) == [Position(2, 0)]
+    assert rank.ended
+    bye = [effect.message for effect in rank.leave(41.0) if isinstance(effect, Send)]
+    assert bye[-1] == Bye(stream="train", finished=True)
+    assert isinstance(end(Position(1, 0)), End)
+
+
+def test_think_times_vary_within_the_jitter() -> None:
+    pace, chance = Pace(1.0, 0.2), random.Random(1)
+    times = [pace.think_s(chance) for _ in range(1000)]
+    assert 0.8 <= min(times) < 0.81
+    assert 1.19 < max(times) <= 1.2
+
+
+def test_a_rank_that_failed_does_nothing_more() -> None:
+    rank = streaming()
+    give(rank, 0, 15.0)
+    rank.fail(ValueError("first"))
+    rank.fail(ValueError("second"))
+    assert str(rank.error) == "first"
+    assert rank.due == float("inf")

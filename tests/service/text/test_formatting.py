@@ -1,0 +1,46 @@
+"""Figures for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from packhorse_service.text.formatting import duration, figure, mebibytes, number, percent
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.00436, "0.00436"),
+        (2.234, "2.23"),
+        (12.34, "12.3"),
+        (1234.5, "1,234"),
+        (7.0, "7"),
+        (None, "not known"),
+    ],
+)
+def test_a_figure_has_about_three_digits(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_sizes_have_units() -> None:
+    assert (number(4_210_000), number(999), number(2.5e9)) == ("4.21 M", "999", "2.50 G")
+    assert (mebibytes(300 << 20), mebibytes(3 << 30), mebibytes(None)) == ("300 MiB", "3.00 GiB", "not known")
+    assert (percent(0.1234), percent(None)) == ("12.3%", "not known")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (3.21, "3.2 s"),
+        (9.99, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (4_320, "1 h 12 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
