@@ -16,7 +16,7 @@ from itertools import accumulate, permutations, product
 import numpy as np
 from hypothesis import strategies as st
 
-from packhorse.codec.microbatch import ORIGIN, MicroBatch
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.codec.views import view_arrays
 from packhorse.contract.batch_contract import (
@@ -32,8 +32,9 @@ from packhorse.contract.batch_contract import (
     resolve,
 )
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import ORIGIN
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.row import Row, SampleKey
 from packhorse.wire.messages import Batch, BatchBody, decode, encode
 

@@ -8,7 +8,7 @@ Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is pro
 ``session`` for the protocol, ``feed`` for the iterator and ``connection`` for its thread and socket.
 """
 
-from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import (
     AttentionOffsets,
     BatchContract,
@@ -20,6 +20,8 @@ from packhorse.contract.batch_contract import (
     TailPadding,
 )
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import (
     AuthenticationFailed,
@@ -35,7 +37,6 @@ from packhorse.errors import (
     TransportError,
 )
 from packhorse.feed import Feed, FeedStats
-from packhorse.rows.context_parallel import Partition
 from packhorse.rules import Severity, Violation
 
 __version__ = "0.1.0"

@@ -17,9 +17,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.declare.rank_info import find_place
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
 from packhorse.feeding.arrays import Arrays

@@ -17,7 +17,7 @@ from packhorse.codec.pipeline_stages import needed, stage_of
 from packhorse.codec.views import EVERYTHING, view_arrays
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
-from packhorse.rows.context_parallel import Partition
+from packhorse.contract.partition import Partition
 from packhorse.rows.row import Row
 from packhorse.wire.messages import BatchBody
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from packhorse import ConfigError, Feed, MicroBatch, ParallelLayout, ProtocolError
+from packhorse import ConfigError, Feed, MicroBatch, ProtocolError
 
-__all__ = ["TapSettings", "layout_of", "load_state", "local_digest", "tap", "verified"]
+__all__ = ["TapSettings", "load_state", "local_digest", "tap", "verified"]
 
 DIGESTED = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded", "padding_mask")
 
@@ -127,21 +127,3 @@ def load_state(path: Path) -> dict[str, object]:
     if not isinstance(state, dict):
         raise ConfigError(f"--resume={str(path)!r} holds {type(state).__name__}, must be a state of --state-out")
     return state
-
-
-def layout_of(text: str) -> ParallelLayout:
-    """``data=2,context=2`` as a layout; sizes left out are 1. Raises ``ConfigError``."""
-    sizes: dict[str, int] = {}
-    for part in filter(None, text.split(",")):
-        axis, _, size = part.partition("=")
-        if axis not in AXES or axis in sizes or not size.isdecimal():
-            raise ConfigError(
-                f"--layout={text!r}: {part!r} must be one of {', '.join(AXES)} with its size, each once, "
-                "as in data=2,context=2; sequence parallelism and other orders need --trainer"
-            )
-        sizes[axis] = int(size)
-    data, context, tensor, pipeline = (sizes.get(axis, 1) for axis in AXES)
-    return ParallelLayout(data=data, context=context, tensor=tensor, pipeline=pipeline)
-
-
-AXES = ("data", "context", "tensor", "pipeline")

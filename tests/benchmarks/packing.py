@@ -22,8 +22,9 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.sample_stream import Piece
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
 from packhorse_service.packing.modes import Assembled
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel, deal_window, plan_step
 from packhorse_service.planning.rows import build_rows
 from tests.benchmarks import plain_packers

@@ -22,14 +22,15 @@ from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
 from packhorse_service.mixing.order import Order, SourceOrder
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.consumed import Used
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.planning.window_mark import WindowMark
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
     Shape,
     StreamSnapshot,
-    Used,
-    WindowMark,
     decode_snapshot,
     encode_snapshot,
 )

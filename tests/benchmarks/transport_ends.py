@@ -22,9 +22,9 @@ import numpy as np
 import zmq
 
 from packhorse import BatchContract, Feed, ParallelLayout
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.codec.views import view_arrays
 from packhorse.contract.batch_contract import ResolvedContract, resolve
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Fail, Finish, Identity, State
 from packhorse.protocol.client_session import Effect as ClientEffect
 from packhorse.protocol.client_session import Send as Say

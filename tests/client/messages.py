@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Severity, Violation
 from packhorse.wire.messages import (

@@ -36,9 +36,9 @@ from packhorse import (
     TransportError,
     connection,
 )
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import resolve
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.rows.row import Row
 from packhorse.transport.connection import Connection
 from packhorse.wire.messages import (

@@ -8,9 +8,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.protocol.client_session import TRANSITIONS as CLIENT
 from packhorse.protocol.client_session import State
 from packhorse.rows.payload import ArrayEntry

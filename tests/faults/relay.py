@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.wire.messages import Ack, Batch, End, Hello, Message, Welcome, decode
 
 GREETING_BYTES = 64

@@ -17,17 +17,19 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from packhorse.codec.microbatch import ORIGIN, MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import KEYS_DECODER, KEYS_LIMIT_BYTES, Rebuilder
 from packhorse.contract.batch_contract import Packing
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse.protocol.reader_state import FeedState, read_states, write_states
-from packhorse.rows.context_parallel import Partition
 from packhorse.schema import pack, unpack
 from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.mixing.over_length import NEVER, Era
-from packhorse_service.snapshot.codec import StreamSnapshot, WindowMark, decode_snapshot, encode_snapshot, inside_window
+from packhorse_service.planning.window_mark import WindowMark
+from packhorse_service.snapshot.codec import StreamSnapshot, decode_snapshot, encode_snapshot, inside_window
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array

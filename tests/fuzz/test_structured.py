@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from packhorse.codec.microbatch import ORIGIN
+from packhorse.contract.position import ORIGIN
 from packhorse.rows.payload import ArrayEntry, join_arrays, split_arrays
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT

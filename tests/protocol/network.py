@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.errors import PackhorseError
 from packhorse.protocol.client_session import (
     ClientSession,

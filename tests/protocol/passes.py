@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from packhorse.codec.microbatch import MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse.protocol.client_session import Deliver, Finish, Forget, State
 from packhorse.protocol.client_session import Effect as ClientEffect
 from packhorse.wire.messages import encode

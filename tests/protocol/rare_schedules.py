@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.protocol.client_session import UNANSWERED_LIMIT, State
 from packhorse.protocol.reader_state import FeedState
 from packhorse_service.protocol.readers import Phase

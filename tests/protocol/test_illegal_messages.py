@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.wire.messages import ErrorCode, Hello, Message, ServerError
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS, Send

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse.errors import ContractError, HandshakeRefused
 from packhorse.protocol.reader_state import FeedState
 from tests.protocol.network import Network, undisturbed

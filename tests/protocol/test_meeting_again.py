@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import State
 from packhorse.wire.messages import WaitReason

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import Coordinates
-from packhorse.protocol.client_session import State, digest_of
+from packhorse.contract.position import Position
+from packhorse.protocol.client_session import State
+from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import End, Hello, SnapshotRef, Wait, WaitReason, decode
 from packhorse_service.protocol.readers import Phase
 from tests.protocol.passes import PASS_STEPS, PassNetwork, undisturbed_pass

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import TRANSITIONS as CLIENT_TRANSITIONS
 from packhorse.protocol.client_session import State
 from packhorse.protocol.reader_state import FeedState
-from packhorse.rows.context_parallel import Partition
 from packhorse.wire.messages import NO_ATTEMPT
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER_TRANSITIONS

@@ -7,9 +7,9 @@ from itertools import permutations
 
 import pytest
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import Send as ClientSend
 from packhorse.protocol.client_session import State

@@ -22,10 +22,11 @@ from functools import cached_property
 
 import numpy as np
 
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import PackhorseError
 from packhorse.protocol.client_session import (
     ClientSession,
@@ -40,7 +41,6 @@ from packhorse.protocol.client_session import (
 )
 from packhorse.protocol.client_session import Effect as ClientEffect
 from packhorse.protocol.reader_state import FeedState
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of

@@ -22,7 +22,7 @@ from packhorse.errors import SourceError
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.framing import FramedStep, ViewKey
-from packhorse_service.loading.block import BlockRequest, Fault, Shard, TokenBlock
+from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load
 from packhorse_service.mixing.order import Mixing, SourcePlan
@@ -31,6 +31,7 @@ from packhorse_service.mixing.sample_stream import SampleStream, SourceSetting
 from packhorse_service.packing.modes import Assembled, Segment
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.planning.rows import build_rows
+from packhorse_service.sources.shards import Shard
 
 VOCABULARY = 60_000
 BLOCK_STRIDE = 1000  # bytes that a block held in memory is said to have

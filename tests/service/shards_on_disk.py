@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from packhorse_service.loading.block import BlockRequest, Shard, TokenBlock
+from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.sources.npy import dump_array
+from packhorse_service.sources.shards import Shard
 
 Files = Iterable[tuple[str, bytes]]
 

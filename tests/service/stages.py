@@ -18,9 +18,9 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, Order, SourceOrder, SourcePlan
 from packhorse_service.mixing.over_length import Era, OverLength
 from packhorse_service.mixing.sample_stream import Piece, StreamPlace
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm, PackingPlan
 from packhorse_service.packing.modes import assembler_for
 from packhorse_service.packing.packer import packer_for
+from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 from packhorse_service.pipeline.run import Pipeline
 from tests.service.corpus import MemoryCorpus, consecutive, inline_engine, make_block, make_plan
 

@@ -11,7 +11,8 @@ import pytest
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
-from packhorse.rows.context_parallel import Partition, local_slots
+from packhorse.contract.partition import Partition
+from packhorse.rows.context_parallel import local_slots
 from packhorse.rows.payload import split_arrays
 from packhorse.rows.row import Row
 from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of

@@ -7,15 +7,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
-from packhorse.rows.context_parallel import Partition
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import Position
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
 from packhorse_service.mixing.sample_stream import Piece
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingPlan
 from tests.length_streams import log_normal, packs_of
 from tests.service.corpus import build_row, make_block
 

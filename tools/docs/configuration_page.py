@@ -18,7 +18,6 @@ from packhorse.contract.batch_contract import SIZES, BatchContract, resolve
 from packhorse.contract.documented import meaning_of
 from packhorse.contract.layout import AXES, ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
-from packhorse_service.check.memory_bound import human
 from packhorse_service.config.serve_config import (
     ContractSection,
     CurveConfig,
@@ -34,6 +33,7 @@ from packhorse_service.config.serve_config import (
     TokenizerConfig,
 )
 from packhorse_service.config.yaml_check import section_in
+from packhorse_service.text.formatting import human
 from tools.docs.markdown import code, either, table
 
 __all__ = ["settings", "trainer_facts"]

@@ -23,8 +23,8 @@ import torch
 from packhorse.adapters.varlen import seq_idx
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import AttentionOffsets
+from packhorse.contract.partition import Partition
 from packhorse.errors import ConfigError, ContractError
-from packhorse.rows.context_parallel import Partition
 
 __all__ = ["packed_seq_params"]
 

@@ -6,33 +6,20 @@ offsets.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import Position
 from packhorse.errors import ContractError
-from packhorse.rows.context_parallel import Partition, held_slots
+from packhorse.rows.context_parallel import held_slots
 from packhorse.rows.row import SampleKey, row_digest
-from packhorse.schema import Whole
 
-__all__ = ["ORIGIN", "MicroBatch", "Position"]
+__all__ = ["MicroBatch"]
 
 # torch.Tensor, or numpy.ndarray where the Feed was asked for arrays="numpy". The base install has no torch.
 Array = Any
-
-
-class Position(NamedTuple):
-    """(step, index) of a micro-batch; the sequence number of the protocol."""
-
-    step: Whole
-    index: Whole  # type: ignore[assignment]  # tuple.index is shadowed on purpose
-
-    def after(self, num_microbatches: int) -> Position:
-        """The position of the next micro-batch of the same reader."""
-        return Position(self.step, self.index + 1) if self.index + 1 < num_microbatches else Position(self.step + 1, 0)
-
-
-ORIGIN = Position(0, 0)
 
 
 class MicroBatch(Struct, frozen=True, kw_only=True, eq=False, weakref=True):

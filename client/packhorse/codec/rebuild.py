@@ -15,8 +15,9 @@ import numpy.typing as npt
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.errors import ContractError, ProtocolError
-from packhorse.rows.context_parallel import Partition, held_slots
+from packhorse.rows.context_parallel import held_slots
 from packhorse.rows.payload import AnyArray, bits, from_bits, narrowest, split_arrays
 from packhorse.rows.row import Geometry, SampleKey
 from packhorse.schema import decoder_for, unpack

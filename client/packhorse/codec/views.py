@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
-from packhorse.rows.context_parallel import Partition, held_slots
+from packhorse.contract.partition import Partition
+from packhorse.rows.context_parallel import held_slots
 from packhorse.rows.payload import AnyArray, ArrayEntry, bits, join_arrays, narrowest
 from packhorse.rows.row import Row
 from packhorse.schema import pack

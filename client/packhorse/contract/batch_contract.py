@@ -16,9 +16,9 @@ import msgpack
 
 from packhorse.contract.documented import means
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ConfigError
-from packhorse.rows.context_parallel import Partition
 
 __all__ = [
     "AttentionOffsets",

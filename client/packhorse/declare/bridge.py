@@ -21,6 +21,7 @@ from typing import Any
 
 from packhorse.contract.batch_contract import BatchContract, Packing, Readers, resolve
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.declare.attributes import look_up, read
 from packhorse.declare.bridge_rules import BRIDGE_RULES
@@ -28,7 +29,6 @@ from packhorse.declare.bridge_view import BridgeView
 from packhorse.declare.megatron import layout_of, model_ranks
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, facts_of
 from packhorse.errors import ConfigError
-from packhorse.rows.context_parallel import Partition
 from packhorse.rules import Case, Violation, check, errors
 from packhorse.rules.lengths import ID_LIMIT, gbs_divides
 from packhorse.rules.model import Finding, Severity

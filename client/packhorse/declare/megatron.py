@@ -12,10 +12,10 @@ from typing import Any
 
 from packhorse.contract.batch_contract import BatchContract, Objective, Packing, Readers
 from packhorse.contract.layout import DEFAULT_ORDER, ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
 from packhorse.declare.attributes import look_up, read
 from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, facts_of
-from packhorse.rows.context_parallel import Partition
 
 __all__ = ["contract_from_megatron", "layout_from_megatron", "layout_of", "model_ranks"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.errors import ContractError
 
 __all__ = ["verify_same"]

@@ -21,19 +21,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError, HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
 from packhorse.protocol.reader_state import FeedState
 from packhorse.rules import Violation
+from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import (
     NO_ATTEMPT,
     PROTOCOL_VERSION,
@@ -362,11 +362,6 @@ class ClientSession:
 
     def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
         return []
-
-
-def digest_of(snapshot: bytes) -> bytes:
-    """What names a snapshot: BLAKE2b, 16 bytes."""
-    return blake2b(snapshot, digest_size=16).digest()
 
 
 Transition = Callable[[ClientSession, Any, Frames], list[Effect]]

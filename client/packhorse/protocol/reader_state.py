@@ -17,7 +17,7 @@ import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from packhorse.codec.microbatch import ORIGIN, Position
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
 
 __all__ = ["FeedState", "read_states", "write_states"]

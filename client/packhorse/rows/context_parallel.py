@@ -9,30 +9,15 @@ Shapes: T = row width in slots, S = segments, t = T / CP local slots.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import numpy as np
 import numpy.typing as npt
 
+from packhorse.contract.partition import Partition
 from packhorse.errors import ContractError
 
-__all__ = ["Partition", "held_slots", "local_slots"]
+__all__ = ["held_slots", "local_slots"]
 
 IntArray = npt.NDArray[np.int64]
-
-
-class Partition(StrEnum):
-    """Who cuts a row for the context-parallel ranks, and how."""
-
-    ZIGZAG = "zigzag"  # the server cuts; two chunks of each segment a rank
-    CONTIGUOUS = "contiguous"  # the server cuts; one run of T / CP slots a rank
-    WHOLE = "whole"  # every rank gets the row, the trainer's own step cuts it
-
-    def granularity(self, context: int) -> int:
-        """What a row's lengths must be a multiple of under ``context`` ranks."""
-        if context == 1:
-            return 1
-        return context if self is Partition.CONTIGUOUS else 2 * context
 
 
 def local_slots(partition: Partition, cu_seqlens_padded: npt.ArrayLike, context: int, rank: int) -> IntArray:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from packhorse.contract.batch_contract import Packing
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
-from packhorse.rows.context_parallel import Partition
 from packhorse.rules.model import Case, Finding, next_multiple
 
 __all__ = [

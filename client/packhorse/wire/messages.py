@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.errors import ProtocolError
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation

@@ -17,17 +17,12 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Column, Table
 
-from packhorse.contract.batch_contract import Packing, Readers, ResolvedContract, default_segment_multiple
-from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.batch_contract import Packing, Readers, ResolvedContract
 from packhorse.errors import ConfigError
-from packhorse.rows.context_parallel import Partition
-from packhorse.rows.payload import narrowest
 from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
 from packhorse.rules.document import explain
 from packhorse_service.check.memory_bound import (
-    MASK_BYTES,
     MemoryBound,
-    human,
     local_sizes,
     refuse_over_limit,
     server_memory,
@@ -38,9 +33,10 @@ from packhorse_service.config.trainer_file import TrainerFile
 from packhorse_service.pipeline.all_streams import each_stream
 from packhorse_service.pipeline.run import open_tokenizer, resolve_contract
 from packhorse_service.planning.windows import check_window
-from packhorse_service.protocol.stream_spec import readers_of
+from packhorse_service.protocol.derived import derived_values
 from packhorse_service.server.authentication import load_clients
 from packhorse_service.server.bind_policy import require_private
+from packhorse_service.text.formatting import human
 
 __all__ = [
     "Report",
@@ -48,7 +44,6 @@ __all__ = [
     "check_access",
     "check_config",
     "check_streams",
-    "derived_values",
     "explain_rule",
     "fill_bound",
     "load_lengths",
@@ -143,30 +138,6 @@ def check_config(
     not_checked = unchecked(Case(layout, contract, facts, reader.window))
     memory = stream_memory(config, base, contract, layout, local_sizes(config, base))
     return Report(tuple(violations), tuple(not_checked), derived, memory)
-
-
-def derived_values(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
-    """What follows from the layout and the contract; sizes in slots and bytes."""
-    return {
-        "layout": str(layout),
-        "world_size": layout.world_size,
-        "readers": len(readers_of(layout, contract.readers)),
-        "packing": str(contract.packing),
-        "segment_multiple": contract.segment_multiple,
-        "default_segment_multiple": default_segment_multiple(layout, contract.partition, contract.evaluation_context),
-        "pack_multiple": contract.pack_multiple,
-        "row_multiple": contract.row_multiple,
-        "row_slots": contract.max_width,
-        "fixed_width": contract.fixed_width or not contract.packed,
-        "num_microbatches": contract.num_microbatches(layout),
-        "wire_bytes_per_token": _wire_bytes_per_token(contract, layout),
-    }
-
-
-def _wire_bytes_per_token(contract: ResolvedContract, layout: ParallelLayout) -> float:
-    """Of a full row, without its offsets and header. Slices carry their labels, whole rows imply them."""
-    sliced = layout.context > 1 and contract.partition is not Partition.WHOLE
-    return np.dtype(narrowest(contract.vocab_size)).itemsize * (2 if sliced else 1) + MASK_BYTES
 
 
 def load_lengths(path: Path, *, ids: bool = False) -> Lengths:

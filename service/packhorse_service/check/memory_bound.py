@@ -16,21 +16,22 @@ from heapq import nlargest
 from pathlib import Path
 
 import numpy as np
-from pydantic import ByteSize
 
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.errors import ConfigError, SourceError
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.payload import narrowest
 from packhorse.wire.messages import DEFAULT_WINDOW
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.framing import ViewKey, view_of
 from packhorse_service.packing.packer import DEFAULT_LOOKAHEAD
+from packhorse_service.protocol.derived import MASK_BYTES
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.sources.shards import expand_shards
+from packhorse_service.text.formatting import human
 
-__all__ = ["MemoryBound", "Part", "human", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
+__all__ = ["MemoryBound", "Part", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
 
 ShardSizes = Mapping[str, Sequence[int]]  # bytes of each shard, by the name of its source
 
@@ -51,7 +52,6 @@ ID_BYTES = 4 + 1  # an id and its mask, as loaded and as built
 ROW_BYTES = ID_BYTES + 1  # a slot of a row, and whether it is real
 MAKING_BYTES = 8  # a slot while its row is being built
 OFFSET_BYTES = 2 * 4  # of a segment: logical and physical
-MASK_BYTES = 1 / 8  # the loss mask travels as bits
 BLOCKS_PER_SHARD = 3  # drawn from, behind it, and one whose last samples wait
 BLOCK_GROWTH = 2  # ids of two bytes become four
 LOADING_BLOCKS = 4  # a block as it is read, its samples, the block of ids, and on its way
@@ -119,11 +119,6 @@ def refuse_over_limit(config: ServeConfig, bound: MemoryBound) -> None:
         f"memory_limit={human(limit)} must be at least {human(bound.total)}, which the server may come to hold; "
         "raise it, or:\n" + "\n".join(lines)
     )
-
-
-def human(size: int) -> str:
-    """Bytes, for people."""
-    return ByteSize(size).human_readable(separator=" ")
 
 
 # One stream ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from packhorse_service.check.checks import load_lengths
 from packhorse_service.commands.exit_codes import missing_extra
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm
+from packhorse_service.packing.packing_plan import PackingAlgorithm
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_config import plan_feed
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths

@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 
 from packhorse.errors import ConfigError
-from packhorse_service.check.checks import derived_values
 from packhorse_service.check.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
 from packhorse_service.config.addresses import address_of
 from packhorse_service.config.serve_config import CurveConfig, ServeConfig, load_config
 from packhorse_service.pipeline.all_streams import plan_streams
 from packhorse_service.pipeline.run import StreamPlan, make_engine
 from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Limits
+from packhorse_service.protocol.derived import derived_values
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.server.authentication import Curve, load_curve
 from packhorse_service.server.bind_policy import is_private, require_private

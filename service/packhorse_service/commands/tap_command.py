@@ -10,8 +10,9 @@ import typer
 
 from packhorse import ConfigError, Feed
 from packhorse.wire.messages import DEFAULT_WINDOW
+from packhorse_service.config.layout_text import layout_of
 from packhorse_service.config.trainer_file import TrainerFile, load_trainer
-from packhorse_service.tap import TapSettings, layout_of, load_state, tap
+from packhorse_service.tap import TapSettings, load_state, tap
 
 __all__ = ["tap_command"]
 

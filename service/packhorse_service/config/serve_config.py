@@ -35,7 +35,7 @@ from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loading.decode import BLOCK_BYTES
 from packhorse_service.mixing.order import MixBy, OnEnd
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm
+from packhorse_service.packing.packing_plan import PackingAlgorithm
 from packhorse_service.snapshot.fingerprint import CHANGES
 from packhorse_service.sources.formats import SampleFormat
 

@@ -24,7 +24,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from packhorse.rows.context_parallel import Partition, local_slots
+from packhorse.contract.partition import Partition
+from packhorse.rows.context_parallel import local_slots
 
 __all__ = ["GPT", "GPTSizes", "segment_mask"]
 

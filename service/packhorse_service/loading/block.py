@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockRequest", "Fault", "Shard", "TokenBlock"]
+from packhorse_service.sources.shards import Shard
 
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One file of a source. ``name`` is what identifies it anywhere: it never holds a machine's path."""
-
-    name: str
-    url: str
-    size: int  # bytes, as stored
+__all__ = ["BlockRequest", "Fault", "TokenBlock"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from packhorse.errors import ProtocolError, SourceError
-from packhorse_service.loading.block import BlockRequest, Fault, Shard, TokenBlock
+from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.engine import BlockStore
 from packhorse_service.mixing.order import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
 from packhorse_service.mixing.over_length import NEVER, OverLength
 from packhorse_service.mixing.permutation import permutation, seed_of
+from packhorse_service.sources.shards import Shard
 
 __all__ = [
     "Ahead",

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from packhorse import __version__
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import Coordinates
-from packhorse_service.check.checks import derived_values
+from packhorse.contract.position import Position
 from packhorse_service.mixing.source_counts import Progress, SourceCounts
 from packhorse_service.monitoring.pack_preview import NOTHING_SHOWN, Shown, shown_of
 from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
@@ -28,6 +27,7 @@ from packhorse_service.monitoring.status import (
     StreamPhase,
     StreamStatus,
 )
+from packhorse_service.protocol.derived import derived_values
 from packhorse_service.protocol.readers import Reader
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.server.producer import Producer

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse_service.monitoring.status import Cause, ReaderState, Stall
 from packhorse_service.protocol.readers import Phase, Reader
 from packhorse_service.protocol.rejection import rank_name

@@ -10,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from packhorse_service.check.memory_bound import human
 from packhorse_service.monitoring.headline import STALLED_BY, in_words
 from packhorse_service.monitoring.status import (
     Level,
@@ -20,7 +19,7 @@ from packhorse_service.monitoring.status import (
     SourceStatus,
     StreamStatus,
 )
-from packhorse_service.text.formatting import counted, duration, number, percent
+from packhorse_service.text.formatting import counted, duration, human, number, percent
 from packhorse_service.text.sparkline import sparkline
 
 __all__ = ["STALE_S", "headlines", "plain", "render"]

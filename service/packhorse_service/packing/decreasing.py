@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm, PackingPlan
+from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 
 __all__ = ["DecreasingPacker", "best_fit_decreasing", "first_fit_decreasing"]
 

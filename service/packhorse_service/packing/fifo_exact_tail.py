@@ -12,10 +12,10 @@ Sizes are in *units* of ``segment_multiple`` slots, so alignment padding is part
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
-__all__ = ["Packer", "PackingAlgorithm", "PackingPlan"]
+from packhorse_service.packing.packing_plan import PackingPlan
+
+__all__ = ["Packer"]
 
 TAIL_SHARE = 4  # the exact tail starts when at most 1/4 of the pack is left …
 TAIL_SAMPLES = 3  # … or about as many samples as it tries together
@@ -23,29 +23,6 @@ SAMPLES_FOR_EACH_BIG = 3  # big samples (over half a pack) dominate when fewer a
 SKIP_LIMIT = 64  # samples passed over in one pack because they do not fit
 PAIR_PROBES = 64
 TRIPLE_PROBES = 8
-
-
-class PackingAlgorithm(StrEnum):
-    """How packs are made of a lookahead."""
-
-    FIFO_EXACT_TAIL = "fifo_exact_tail"
-    FIRST_FIT_DECREASING = "first_fit_decreasing"  # of one lookahead after the other, as are best-fit's
-    BEST_FIT_DECREASING = "best_fit_decreasing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackingPlan:
-    """``capacity`` and ``lookahead`` in units; ``max_segments`` samples a pack, ``None`` for no limit."""
-
-    capacity: int
-    lookahead: int
-    max_segments: int | None = None
-    algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL
-
-    @property
-    def segments_limit(self) -> int:
-        """Samples that a pack can hold at most."""
-        return self.capacity if self.max_segments is None else self.max_segments
 
 
 class Packer:

@@ -24,9 +24,9 @@ from packhorse.contract.batch_contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
 from packhorse_service.mixing.over_length import NEVER
 from packhorse_service.mixing.prefetched_run import Piece, Wanted
-from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.packing.consumed import Used
 from packhorse_service.packing.packer import packer_for
-from packhorse_service.snapshot.codec import Used
+from packhorse_service.packing.packing_plan import PackingPlan
 
 __all__ = ["Assembled", "Assembler", "Segment", "assembler_for"]
 

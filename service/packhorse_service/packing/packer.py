@@ -8,7 +8,8 @@ from typing import Protocol
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.errors import ConfigError
 from packhorse_service.packing.decreasing import DecreasingPacker
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingAlgorithm, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LookaheadPacker", "packer_for", "packing_plan"]
 

@@ -14,7 +14,7 @@ from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.loading.decode import DecodingSpec
 from packhorse_service.loading.tokenizer import Tokenizer
 from packhorse_service.mixing.open_blocks import SourceSetting
-from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel
 from packhorse_service.snapshot.fingerprint import StreamIdentity
 

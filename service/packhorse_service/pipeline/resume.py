@@ -14,8 +14,9 @@ import numpy as np
 
 from packhorse.errors import ContractError
 from packhorse_service.mixing.sample_stream import StreamPlace
+from packhorse_service.packing.consumed import Used
 from packhorse_service.planning.windows import WindowPlan
-from packhorse_service.snapshot.codec import Shape, StreamSnapshot, Used
+from packhorse_service.snapshot.codec import Shape, StreamSnapshot
 from packhorse_service.snapshot.fingerprint import ANEW, CHANGES
 
 __all__ = ["notices", "taken_up"]

@@ -42,9 +42,10 @@ from packhorse_service.mixing.open_blocks import SourceSetting, slow_shards
 from packhorse_service.mixing.order import Mixing, SourcePlan, integer_weights
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
 from packhorse_service.mixing.source_counts import Progress, SourceCounts
-from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.packing.consumed import Used
 from packhorse_service.packing.modes import Assembled, assembler_for
 from packhorse_service.packing.packer import packing_plan
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.pipeline.config_fingerprint import identify
 from packhorse_service.pipeline.provenance import Origins
 from packhorse_service.pipeline.resume import notices, taken_up
@@ -55,7 +56,6 @@ from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
     Shape,
     StreamSnapshot,
-    Used,
     decode_snapshot,
     encode_snapshot,
     snapshot_bound,

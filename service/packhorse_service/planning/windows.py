@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 from packhorse.contract.batch_contract import Packing, ResolvedContract
 from packhorse.errors import ConfigError, ContractError, ProtocolError
-from packhorse_service.packing.fifo_exact_tail import PackingPlan
 from packhorse_service.packing.modes import Assembled
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel, deal_window
-from packhorse_service.snapshot.codec import DIGEST_BYTES, WindowMark, inside_window
+from packhorse_service.planning.window_mark import DIGEST_BYTES, WindowMark
+from packhorse_service.snapshot.codec import inside_window
 
 __all__ = ["DealtStep", "WindowPlan", "Windows", "check_window", "window_plan"]
 

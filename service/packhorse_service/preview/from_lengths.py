@@ -12,8 +12,8 @@ from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ContractError
 from packhorse.rules import Case, check, errors
 from packhorse_service.mixing.over_length import CUTS, OverLength
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm
 from packhorse_service.packing.packer import packer_for, packing_plan
+from packhorse_service.packing.packing_plan import PackingAlgorithm
 from packhorse_service.planning.balance import CostModel, deal_window, plan_step
 from packhorse_service.preview.plan_collector import (
     PLANNED_AS,

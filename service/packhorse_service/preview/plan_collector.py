@@ -19,7 +19,7 @@ from packhorse.contract.batch_contract import Packing, Remainder, ResolvedContra
 from packhorse.errors import ConfigError
 from packhorse_service.mixing.order import MixBy
 from packhorse_service.mixing.over_length import CUTS, OverLength
-from packhorse_service.packing.fifo_exact_tail import PackingPlan
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.rows import row_offsets
 from packhorse_service.preview.plan_report import (
     Balance,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.wire.messages import Batch, End
 from packhorse_service.protocol.effects import Effect, Send
 from packhorse_service.protocol.readers import Reader, Roster

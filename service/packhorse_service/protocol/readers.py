@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse.rules import Violation
 from packhorse_service.framing import FramedStep, ViewKey, view_of
 from packhorse_service.protocol.rendezvous import Greeting

@@ -15,8 +15,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
 from packhorse.wire.messages import NO_ATTEMPT, Hello
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse_service.framing import FramedStep
 
 __all__ = ["Supply"]

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.errors import ContractError
-from packhorse.protocol.client_session import digest_of
 from packhorse.rules import Violation
+from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import (
     ATTEMPT_BYTES,
     NO_ATTEMPT,

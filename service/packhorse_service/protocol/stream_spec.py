@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import BatchContract, Readers, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.wire.messages import PROTOCOL_VERSION, Hello, Welcome

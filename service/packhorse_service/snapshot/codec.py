@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +24,14 @@ from packhorse.rows.payload import bits, from_bits
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
 from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, StreamPlace
+from packhorse_service.packing.consumed import Used
+from packhorse_service.planning.window_mark import WindowMark
 from packhorse_service.snapshot.fingerprint import ANEW, StreamIdentity
 
 __all__ = [
     "SNAPSHOT_LIMIT_BYTES",
     "Shape",
     "StreamSnapshot",
-    "Used",
-    "WindowMark",
     "decode_snapshot",
     "encode_snapshot",
     "inside_window",
@@ -47,15 +46,6 @@ IDENTITY_BYTES = 64
 HEAD = struct.Struct("<6sHQBBHIQIII")
 MARK = struct.Struct("<HHHI8s")
 ERA = struct.Struct("<II")
-DIGEST_BYTES = 8
-
-
-class Used(IntEnum):
-    """What ``used`` counts: how far a stream's assembler is with what it holds."""
-
-    LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out
-    SLOTS = 1  # of the oldest pending document, delivered already
-    IDS = 2  # of the oldest pending document of an endless run, delivered already
 
 
 class Shape(NamedTuple):
@@ -63,20 +53,6 @@ class Shape(NamedTuple):
 
     seq_length: int
     segment_multiple: int
-
-
-class WindowMark(NamedTuple):
-    """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
-
-    skip: int  # steps of the window that lie before; 0 outside of any
-    steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
-    window: int  # as configured
-    packs: int  # a step
-    digest: bytes  # of the settings by which packs are made and dealt
-
-    @property
-    def possible(self) -> bool:
-        return self.skip == self.steps == 0 or 0 < self.skip < self.steps <= self.window
 
 
 class StreamSnapshot(NamedTuple):

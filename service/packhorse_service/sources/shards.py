@@ -13,6 +13,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -20,9 +21,8 @@ import fsspec
 from braceexpand import braceexpand
 
 from packhorse.errors import SourceError
-from packhorse_service.loading.block import Shard
 
-__all__ = ["expand_shards", "open_shard"]
+__all__ = ["Shard", "expand_shards", "open_shard"]
 
 # One read ahead of the parser: a system call is rare, and the read of a block ends with a whole one.
 BUFFER_BYTES = 64 * 1024
@@ -165,3 +165,12 @@ def _refuse_repeats(found: Iterable[_Found]) -> None:
                 "twice in an epoch; list it once and raise the source's weight instead"
             )
         seen.add(shard.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a source. ``name`` is what identifies it anywhere: it never holds a machine's path."""
+
+    name: str
+    url: str
+    size: int  # bytes, as stored

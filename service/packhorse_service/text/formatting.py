@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "counted", "duration", "figure", "mebibytes", "number", "percent", "plural"]
+from pydantic import ByteSize
+
+__all__ = ["UNKNOWN", "counted", "duration", "figure", "human", "mebibytes", "number", "percent", "plural"]
 
 UNKNOWN = "not known"
 MIB = 1 << 20
@@ -58,3 +60,8 @@ def duration(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit:,} {name} {whole % unit // smaller} {smaller_name}"
     return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
+
+
+def human(size: int) -> str:
+    """Bytes, for people."""
+    return ByteSize(size).human_readable(separator=" ")

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from packhorse.codec.microbatch import ORIGIN, MicroBatch, Position
+from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.feeding.torch_arrays import to_torch
 from tests.strategies import RowCase, deliver, row_cases
 

@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from packhorse.codec.microbatch import ORIGIN, MicroBatch
+from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.codec.views import view_arrays
 from packhorse.contract.batch_contract import BatchContract, Packing, TailPadding, resolve
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
+from packhorse.contract.position import ORIGIN
 from packhorse.errors import ContractError, ProtocolError
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.payload import join_arrays, split_arrays
 from packhorse.wire.messages import Batch, decode, encode
 from tests.strategies import (

@@ -23,9 +23,9 @@ from packhorse.contract.batch_contract import (
     resolve,
 )
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.errors import ConfigError
-from packhorse.rows.context_parallel import Partition
 from tests.strategies import declared_contracts, layouts, resolved_contracts
 
 LENGTHS: dict[str, int] = {"seq_length": 4096, "global_batch_size": 8, "vocab_size": 50_000}

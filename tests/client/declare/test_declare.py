@@ -17,10 +17,10 @@ import pytest
 
 from packhorse.contract.batch_contract import BatchContract, LossReduction, Objective, Packing, Readers, resolve
 from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
 from packhorse.declare import BRIDGE_RULES, bridge_case, check_bridge
 from packhorse.errors import ConfigError
-from packhorse.rows.context_parallel import Partition
 from packhorse.rules import Case, Severity, check, errors, unchecked
 
 # After validate_args: what a Megatron-LM job of 16 ranks holds, of what is read.

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse.codec.microbatch import ORIGIN, Position
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import HandshakeRefused, ProtocolError, ServerFailed
 from packhorse.protocol.client_session import (
     TRANSITIONS,
@@ -28,8 +28,8 @@ from packhorse.protocol.client_session import (
     Reconnect,
     Send,
     State,
-    digest_of,
 )
+from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import (
     PROTOCOL_VERSION,
     Ack,

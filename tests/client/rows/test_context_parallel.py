@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhorse.contract.partition import Partition
 from packhorse.errors import ContractError
-from packhorse.rows.context_parallel import Partition, local_slots
+from packhorse.rows.context_parallel import local_slots
 from tests.shared_data import SHARED, shared
 
 VECTORS = SHARED / "conformance" / "cp_vectors.json"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from packhorse.contract.partition import Partition
 from packhorse.errors import ContractError
 from packhorse.feeding.torch_arrays import to_torch
-from packhorse.rows.context_parallel import Partition
 from packhorse.rows.row import Geometry, Row, row_digest
 from tests.strategies import RowCase, deliver, row_cases
 

@@ -22,7 +22,7 @@ from packhorse.contract.batch_contract import (
     resolve,
 )
 from packhorse.contract.layout import ParallelLayout
-from packhorse.rows.context_parallel import Partition
+from packhorse.contract.partition import Partition
 from packhorse.rules import RULES, Case, Severity, check, compare
 from tests.strategies import layouts, resolved_contracts
 

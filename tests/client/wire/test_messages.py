@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse.codec.microbatch import Position
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import Coordinates
+from packhorse.contract.position import Position
 from packhorse.errors import ProtocolError
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Severity, Violation

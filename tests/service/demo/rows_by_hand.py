@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from packhorse import MicroBatch
-from packhorse.rows.context_parallel import Partition, local_slots
+from packhorse.contract.partition import Partition
+from packhorse.rows.context_parallel import local_slots
 from packhorse_service.demo.model import GPT, GPTSizes
 
 IGNORE = -100

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, SourceError
-from packhorse_service.loading.block import BlockRequest, Shard, TokenBlock
+from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
 from packhorse_service.sources.formats import SampleFormat
+from packhorse_service.sources.shards import Shard
 from tests.service.shards_on_disk import Files, ids_member, load_all, load_block, shard_at, write_tar
 from tests.shared_data import shared
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from packhorse.errors import SourceError
-from packhorse_service.loading.block import BlockRequest, Shard, TokenBlock
+from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.engine import ATTEMPTS, BlockStore, InlineEngine, Load, ProcessEngine
+from packhorse_service.sources.shards import Shard
 from tests.harness import wait_until
 from tests.service.corpus import make_block
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
 from packhorse_service.loadtest.run.simulated_rank import KEEP_ALIVE_S, Pace, Period, SimulatedRank, Taken

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse_service.packing.decreasing import HEURISTICS
-from packhorse_service.packing.fifo_exact_tail import PackingAlgorithm, PackingPlan
 from packhorse_service.packing.packer import packer_for
+from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 from tests.benchmarks import plain_packers
 from tests.length_streams import log_normal, packs_of
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from packhorse_service.packing.decreasing import first_fit_decreasing
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingPlan
 from tests.length_streams import (
     LONG,
     STREAMS,

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import STRATA, CostModel, deal_window, plan_step
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ContractError
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingAlgorithm, PackingPlan
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 from packhorse_service.planning.balance import CostModel, plan_step
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.wire.messages import Batch, End, Hello
 from packhorse_service.protocol.delivery import Delivery
 from packhorse_service.protocol.effects import Effect, Send

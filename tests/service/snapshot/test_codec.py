@@ -16,13 +16,14 @@ from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.order import Mixing, Order, SourceOrder, SourcePlan
 from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream, StreamPlace
-from packhorse_service.packing.fifo_exact_tail import Packer, PackingPlan
+from packhorse_service.packing.consumed import Used
+from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.packing_plan import PackingPlan
+from packhorse_service.planning.window_mark import WindowMark
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
     Shape,
     StreamSnapshot,
-    Used,
-    WindowMark,
     decode_snapshot,
     encode_snapshot,
     inside_window,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from packhorse.codec.microbatch import Position
+from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Effect, Forget, Send, State
 from packhorse.wire.messages import Frames, Message, Wait
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram

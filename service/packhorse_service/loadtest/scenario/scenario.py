@@ -23,10 +23,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.wire.messages import DEFAULT_WINDOW
+from packhorse_service.config.layout_text import layout_of
 from packhorse_service.config.serve_config import LayoutSection, Section
 from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loadtest.scenario.thresholds import Threshold, parse_threshold
-from packhorse_service.tap import layout_of
 
 __all__ = ["MOST_RANKS", "Scenario", "Share", "SyntheticConfig", "Transport", "load_scenario"]
 

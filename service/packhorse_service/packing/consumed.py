@@ -1,0 +1,15 @@
+"""What a packing mode counts of its oldest pending piece."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["Used"]
+
+
+class Used(IntEnum):
+    """What ``used`` counts: how far a stream's assembler is with what it holds."""
+
+    LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out
+    SLOTS = 1  # of the oldest pending document, delivered already
+    IDS = 2  # of the oldest pending document of an endless run, delivered already

@@ -1,0 +1,23 @@
+"""Where a window of steps began, as a snapshot inside it says."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["DIGEST_BYTES", "WindowMark"]
+
+DIGEST_BYTES = 8
+
+
+class WindowMark(NamedTuple):
+    """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
+
+    skip: int  # steps of the window that lie before; 0 outside of any
+    steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
+    window: int  # as configured
+    packs: int  # a step
+    digest: bytes  # of the settings by which packs are made and dealt
+
+    @property
+    def possible(self) -> bool:
+        return self.skip == self.steps == 0 or 0 < self.skip < self.steps <= self.window
