@@ -12,7 +12,9 @@ from packhorse.contract.partition import Partition
 from packhorse.rows.payload import narrowest
 from packhorse_service.protocol.stream_spec import readers_of
 
-__all__ = ["derived_values"]
+__all__ = ["MASK_BYTES", "derived_values"]
+
+MASK_BYTES = 1 / 8  # the loss mask travels as bits
 
 
 def derived_values(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
@@ -37,6 +39,3 @@ def _wire_bytes_per_token(contract: ResolvedContract, layout: ParallelLayout) ->
     """Of a full row, without its offsets and header. Slices carry their labels, whole rows imply them."""
     sliced = layout.context > 1 and contract.partition is not Partition.WHOLE
     return np.dtype(narrowest(contract.vocab_size)).itemsize * (2 if sliced else 1) + MASK_BYTES
-
-
-MASK_BYTES = 1 / 8  # the loss mask travels as bits
