@@ -358,7 +358,7 @@ def deliver(
 ) -> MicroBatch:
     """The row as one context-parallel rank gets it, through the bytes of the wire."""
     body, payload = body_and_payload(case, context_rank, step=step, index=index, with_keys=with_keys)
-    sent = encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body))
+    sent = encode(Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=body))
     message, extra = decode([sent, payload])
     assert isinstance(message, Batch)
     return Rebuilder(case.contract, case.layout, context_rank).rebuild(message.body, memoryview(extra[0]))

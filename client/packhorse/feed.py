@@ -87,7 +87,7 @@ class Feed(Iterator[MicroBatch]):
             layout=layout,
             contract=contract or BatchContract(),
             window=window,
-            patience_s=float(start_timeout),
+            start_timeout_s=float(start_timeout),
         )
         self._options: dict[str, Any] = {
             "window": window,

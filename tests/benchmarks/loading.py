@@ -23,7 +23,7 @@ import numpy as np
 from rich.table import Table
 from webdataset import TarWriter
 
-from packhorse_service import decoding
+from packhorse_service.loading import decode
 from packhorse_service.loading.block import BlockRequest
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load, ProcessEngine
@@ -131,7 +131,7 @@ def inline(paths: Sequence[Path]) -> None:
 
 def by_sample(paths: Sequence[Path]) -> None:
     """Ours, where no block is loaded as columns."""
-    with patch.object(decoding, "read_uniform", return_value=None):
+    with patch.object(decode, "read_uniform", return_value=None):
         inline(paths)
 
 

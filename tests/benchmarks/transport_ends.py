@@ -38,7 +38,7 @@ from packhorse_service.framing import FramedStep, View, ViewKey
 from packhorse_service.protocol.admission import Limits
 from packhorse_service.protocol.effects import Effect, Make, Send
 from packhorse_service.protocol.stream_session import StreamSession
-from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import ALL, Client, Clients, Curve, Ranks
 from packhorse_service.server.inbound import Door
 from packhorse_service.server.router import Router
@@ -136,7 +136,7 @@ class Case:
 
     @cached_property
     def header(self) -> bytes:
-        return encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=self.view.body))
+        return encode(Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=self.view.body))
 
 
 @dataclass
@@ -399,8 +399,7 @@ def _no_other_view(key: ViewKey) -> tuple[View, ...]:
 
 
 def send_ours(case: Case, announce: Announce) -> Measured:
-    offer = Offer(
-        server=b"server!!",
+    spec = StreamSpec(
         stream="train",
         layout=case.layout,
         contract=case.contract,
@@ -409,10 +408,10 @@ def send_ours(case: Case, announce: Announce) -> Measured:
     )
     steps = framed(case)
     router = Router(case.listen, curve=case.curve)
-    door = Door(router, Limits.for_readers(case.ranks), offer.stream)
+    door = Door(router, Limits.for_readers(case.ranks), spec.stream)
     announce(router.endpoint)
     try:
-        return Serving(StreamSession(offer), router, door, steps).run()
+        return Serving(StreamSession(spec), router, door, steps).run()
     finally:
         router.close()
 

@@ -21,7 +21,7 @@ from packhorse.wire.messages import (
     Bye,
     End,
     ErrorCode,
-    Give,
+    GetSnapshot,
     Hello,
     Message,
     Reject,
@@ -44,8 +44,8 @@ CONTRACT = resolve(DECLARED, LAYOUT, seq_length=16, global_batch_size=8, vocab_s
 
 EXAMPLES: dict[str, Message] = {
     "HELLO": Hello(
-        min_version=1,
-        max_version=1,
+        min_version=2,
+        max_version=2,
         stream="train",
         reader=Coordinates(data=1, context=0, tensor=0, pipeline=0),
         client=bytes(range(16)),
@@ -58,17 +58,14 @@ EXAMPLES: dict[str, Message] = {
         snapshots=(SnapshotRef(step=3, digest=b"\x33" * 16),),
         last_digest=b"\x44" * 16,
         window=4,
-        patience_s=540.0,
+        start_timeout_s=540.0,
     ),
     "WELCOME": Welcome(
-        server=b"server!!",
         stream="train",
         attempt=b"attempt!",
-        attempt_number=1,
         fingerprint=b"\x55" * 16,
         position=Position(3, 1),
         contract=CONTRACT,
-        steps_ahead=2,
         keep_alive_s=1.0,
         warnings=(
             Violation(
@@ -89,12 +86,12 @@ EXAMPLES: dict[str, Message] = {
             ),
         ),
     ),
-    "GIVE": Give(stream="train", step=3, digest=b"\x33" * 16),
+    "GET_SNAPSHOT": GetSnapshot(stream="train", step=3, digest=b"\x33" * 16),
     "SNAPSHOT": Snapshot(stream="train", step=3),
     "BATCH": Batch(
         stream="train",
         attempt=b"attempt!",
-        floor=Position(2, 3),
+        low_watermark=Position(2, 3),
         body=BatchBody(
             step=3,
             index=1,
@@ -113,11 +110,11 @@ EXAMPLES: dict[str, Message] = {
             ),
         ),
     ),
-    "ACK": Ack(stream="train", attempt=b"attempt!", position=Position(3, 2), idle_s=0.5),
-    "WAIT": Wait(stream="train", reason=WaitReason.READERS, whom=("rank 1 (dp1·cp0·tp0·pp0)",), since_s=2.5),
+    "ACK": Ack(stream="train", attempt=b"attempt!", position=Position(3, 2), loop_idle_s=0.5),
+    "WAIT": Wait(stream="train", reason=WaitReason.READERS, ranks=("rank 1 (dp1·cp0·tp0·pp0)",), waited_s=2.5),
     "END": End(stream="train", attempt=b"attempt!", position=Position(6, 0)),
     "ERROR": ServerError(stream="train", code=ErrorCode.REJOIN, message="look again", fatal=False),
-    "BYE": Bye(stream="train", finished=True),
+    "BYE": Bye(stream="train"),
 }
 
 # Further frames that a message travels with.

@@ -34,12 +34,12 @@ from packhorse import (
     StallTimeout,
     StartTimeout,
     TransportError,
-    connection,
 )
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import resolve
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.rows.row import Row
+from packhorse.transport import connection
 from packhorse.transport.connection import Connection
 from packhorse.wire.messages import (
     Ack,
@@ -160,7 +160,7 @@ WELCOME = replace(EXAMPLE, position=ORIGIN, contract=CONTRACT)
 
 def batch(step: int, index: int) -> Batch:
     body, _ = body_and_payload(CASE, 0, step=step, index=index)
-    return Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body)
+    return Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=body)
 
 
 def end(step: int) -> End:
@@ -250,7 +250,7 @@ def test_an_unanswered_tcp_port_says_so_too() -> None:
 
 
 def test_what_the_server_waits_for_is_in_the_message(endpoint: str) -> None:
-    wait = Wait(stream="train", reason=WaitReason.READERS, whom=("rank 5 (dp5·cp0·tp0·pp0)",), since_s=7.0)
+    wait = Wait(stream="train", reason=WaitReason.READERS, ranks=("rank 5 (dp5·cp0·tp0·pp0)",), waited_s=7.0)
     with ScriptedServer(endpoint, saying(wait)), feed_from(endpoint, start_timeout=1.0) as feed:
         with pytest.raises(StartTimeout, match=r"the server waits for readers: rank 5 \(dp5·cp0·tp0·pp0\) \(for 7 s\)"):
             next(feed)
@@ -302,7 +302,7 @@ def test_a_stream_is_handed_out_in_order_and_ends(endpoint: str) -> None:
     assert [micro_batch.position for micro_batch in taken] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(micro_batch.computed_digest() == micro_batch.row_digest for micro_batch in taken)
     assert all(micro_batch.tokens.tolist() == SLOTS.tokens for micro_batch in taken)
-    assert server.heard_of(Bye) == [Bye(stream="train", finished=True)]
+    assert server.heard_of(Bye) == [Bye(stream="train")]
     acknowledged = [ack.position for ack in server.heard_of(Ack)]
     assert acknowledged == sorted(acknowledged)
     assert acknowledged[-1] == Position(3, 0), "the end is acknowledged as a step of one"
@@ -318,15 +318,12 @@ def taking(feed: Feed, count: int, server: ScriptedServer) -> list[Position]:
 
 
 LONG_STEP = 10  # micro-batches
-IN_LONG_STEPS = replace(WELCOME, contract=replace(CONTRACT, global_batch_size=LONG_STEP))
+IN_LONG_STEPS = replace(WELCOME, keep_alive_s=600.0, contract=replace(CONTRACT, global_batch_size=LONG_STEP))
 A_LONG_STEP: tuple[Reply, ...] = (IN_LONG_STEPS, *(batch(0, index) for index in range(LONG_STEP)))
 
 
-def test_half_a_window_and_a_step_are_acknowledged_and_do_not_wait_for_the_next_keep_alive(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_window_and_a_step_are_acknowledged_and_do_not_wait_for_the_next_keep_alive(endpoint: str) -> None:
     """Between them nothing is: the server waits for nothing less."""
-    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
     with ScriptedServer(endpoint, saying(*A_LONG_STEP)) as server, feed_from(endpoint, window=8) as feed:
         wait_until(lambda: bool(server.heard_of(Ack)), "the ACK of WELCOME")
         assert taking(feed, 4, server) == [(0, 4)]
@@ -334,11 +331,8 @@ def test_half_a_window_and_a_step_are_acknowledged_and_do_not_wait_for_the_next_
         assert taking(feed, 2, server) == [(1, 0)]
 
 
-def test_a_chunk_that_waits_far_ahead_has_the_server_know_what_was_taken(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_that_waits_far_ahead_has_the_server_know_what_was_taken(endpoint: str) -> None:
     """A window of no more than it needs has no room for what is taken and not acknowledged."""
-    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
     later = {Position(0, 1): batch(0, 5)}
 
     def script(message: Message) -> Sequence[Reply]:
@@ -358,9 +352,8 @@ def upcoming(feed: Feed) -> list[bool]:
     return [isinstance(ready, MicroBatch) for ready in feed._connection.handover.ready]
 
 
-def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str) -> None:
     """At the beginning, and while it is away; without a message or a keep-alive in between."""
-    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 600.0)
     with ScriptedServer(endpoint, saying(*A_LONG_STEP)), feed_from(endpoint) as feed:
         wait_until(lambda: upcoming(feed) == [True] * LONG_STEP, "all of them")
 
@@ -412,7 +405,7 @@ def test_hello_says_what_this_reader_declares(endpoint: str) -> None:
             wait_until(lambda: bool(server.heard), "HELLO")
         (hello,) = server.heard_of(Hello)
     assert (hello.stream, hello.reader, hello.window) == ("validation", feed.coordinates, 7)
-    assert hello.patience_s == 31.0, "it waits for the others as long as the start may take"
+    assert hello.start_timeout_s == 31.0, "it waits for the others as long as the start may take"
     assert (hello.contract, hello.layout, hello.attempt, hello.position) == (
         declared,
         ParallelLayout(data=2),
@@ -491,7 +484,7 @@ ZERO_DIVISION = encode(WELCOME).replace(b"micro_batch_size\x01", b"micro_batch_s
     "replies",
     [
         pytest.param([[b"\xc1"]], id="no msgpack"),
-        pytest.param([batch(0, 0), Bye(stream="train", finished=True)], id="what only a client says"),
+        pytest.param([batch(0, 0), Bye(stream="train")], id="what only a client says"),
         pytest.param([WELCOME, BAD_BATCH], id="a payload that does not fit its table"),
         pytest.param([[ZERO_DIVISION], batch(0, 0)], id="a contract that divides by zero"),
         pytest.param([WELCOME, [encode(batch(0, 0))]], id="a frame that is missing"),
@@ -570,7 +563,7 @@ def test_leaving_before_the_end_says_bye_unfinished(endpoint: str, how: str) -> 
             with feed:
                 pass
         wait_until(lambda: bool(server.heard_of(Bye)), "BYE")
-    assert server.heard_of(Bye) == [Bye(stream="train", finished=False)]
+    assert server.heard_of(Bye) == [Bye(stream="train")]
 
 
 class LoopFailed(Exception):
@@ -680,4 +673,4 @@ def test_a_finished_reader_says_bye_even_where_nobody_closes_it(endpoint: str) -
     with ScriptedServer(endpoint, saying(*TWO_STEPS)) as server:
         assert run_script(NEVER_CLOSED, endpoint) == "4\n"
         wait_until(lambda: bool(server.heard_of(Bye)), "BYE")
-    assert server.heard_of(Bye) == [Bye(stream="train", finished=True)]
+    assert server.heard_of(Bye) == [Bye(stream="train")]

@@ -37,8 +37,8 @@ def test_one_rank_killed_and_replaced_alone_waits_and_is_named_to_the_others(job
 
     def named(seen: Seen) -> bool:
         match seen.message:
-            case Wait(reason=WaitReason.SLOW_READERS, whom=whom):
-                return seen.rank == 0 and any("rank 1" in name and "a new process" in name for name in whom)
+            case Wait(reason=WaitReason.SLOW_READERS, ranks=ranks):
+                return seen.rank == 0 and any("rank 1" in name and "a new process" in name for name in ranks)
         return False
 
     job.start("--delay", "0.01")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from packhorse.wire.messages import Ack, Batch, End, Give, Message, Snapshot, Welcome
+from packhorse.wire.messages import Ack, Batch, End, GetSnapshot, Message, Snapshot, Welcome
 from tests.faults.job import Job, job_of
 from tests.faults.oracle import check_whole_run
 from tests.faults.processes import Launcher, RunningServer
@@ -58,7 +58,7 @@ def a_message(*kinds: type[Message]) -> Callable[[Seen], bool]:
 
 
 MOMENTS_OF_RETURN = {
-    "asking for the snapshot": a_message(Give),
+    "asking for the snapshot": a_message(GetSnapshot),
     "getting the snapshot": a_message(Snapshot),
     "the first WELCOME": a_message(Welcome),
     "the first row made again": a_message(Batch),

@@ -24,8 +24,8 @@ FULL = 1 << 20  # bytes
 
 def waits_for_rank_one(seen: Seen) -> bool:
     match seen.message:
-        case Wait(reason=WaitReason.SLOW_READERS, whom=whom):
-            return seen.rank == 0 and any("rank 1" in name for name in whom)
+        case Wait(reason=WaitReason.SLOW_READERS, ranks=ranks):
+            return seen.rank == 0 and any("rank 1" in name for name in ranks)
     return False
 
 

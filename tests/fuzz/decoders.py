@@ -138,7 +138,7 @@ def _batches() -> list[Framed]:
     batches = []
     for number, (case, rank) in enumerate(CASES):
         body, payload = body_and_payload(case, rank, with_keys=number % 2 == 0)
-        header = encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body))
+        header = encode(Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=body))
         batches.append(Framed(number, header, bytes(payload)))
     return batches
 

@@ -71,7 +71,9 @@ def _batch(situation: int, changed: dict[str, Any], slots: int | None, moved: tu
         entry = ArrayEntry(entry.name, entry.dtype, entry.length + by, entry.offset + by * 4)
         table = (*table[: at % len(table)], entry, *table[at % len(table) + 1 :])
     made = structs.replace(body, arrays=table, slots=body.slots if slots is None else max(slots, 0))
-    return framed(situation, encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=made)), bytes(buffer))
+    return framed(
+        situation, encode(Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=made)), bytes(buffer)
+    )
 
 
 VIEWS = st.builds(

@@ -43,9 +43,9 @@ HELLO = Hello(
     snapshots=(),
     last_digest=b"",
     window=4,
-    patience_s=540.0,
+    start_timeout_s=540.0,
 )
-ACK = Ack(stream="train", attempt=b"attempt!", position=Position(3, 0), idle_s=0.0)
+ACK = Ack(stream="train", attempt=b"attempt!", position=Position(3, 0), loop_idle_s=0.0)
 
 
 def until(end: float, pause_s: float = 0.0) -> Iterator[int]:
@@ -171,8 +171,10 @@ def illegal_headers() -> list[bytes]:
         msgpack.packb(["HELLO", {"stream": msgpack.ExtType(7, b"x" * 4)}]),
         msgpack.packb(["HELLO", [None] * 15_000]),
         msgpack.packb(["EVAL", {}]),
-        msgpack.packb(["ACK", {"stream": "train", "attempt": b"attempt!", "position": [-1, 0], "idle_s": 0.0}]),
-        msgpack.packb(["ACK", {"stream": "train", "attempt": b"attempt!", "position": [1 << 63, 0], "idle_s": 0.0}]),
+        msgpack.packb(["ACK", {"stream": "train", "attempt": b"attempt!", "position": [-1, 0], "loop_idle_s": 0.0}]),
+        msgpack.packb(
+            ["ACK", {"stream": "train", "attempt": b"attempt!", "position": [1 << 63, 0], "loop_idle_s": 0.0}]
+        ),
         valid[:-1],
         valid + b"\0",
         pack(("BATCH", {})),
@@ -270,10 +272,10 @@ def one_client_that_wants_to_rewind_or_stop(endpoint: str, end: float) -> None:
             position=Position(start.step + number % 4, start.index),
             snapshots=(SnapshotRef(start.step, bytes(16)),),
             window=0 if number % 5 == 0 else 1 << 16,
-            patience_s=float(number % 3),
+            start_timeout_s=float(number % 3),
         )
         pest.send(claim)
-        pest.send(Bye(stream="train", finished=bool(number % 2)))
+        pest.send(Bye(stream="train"))
     pest.close()
 
 
@@ -285,7 +287,7 @@ def a_client_that_stops_reading(endpoint: str, end: float) -> None:
         opened.append(Stranger(endpoint))
         opened[-1].send(replace(hello(rank), stream="validation", reader=at, window=1 << 16))
     for stranger in opened:
-        attempt = stranger.hears(b"attempt_number").partition(b"\xa7attempt\xc4\x08")[2][:8]
+        attempt = stranger.hears(b"keep_alive_s").partition(b"\xa7attempt\xc4\x08")[2][:8]
         stranger.send(altered(ACK, stream="validation", attempt=attempt, position=Position(0, 0)))
     for _ in until(end, 0.001):
         for stranger in opened:

@@ -35,7 +35,7 @@ from packhorse.wire.messages import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
 from packhorse_service.protocol.stream_session import Send as ServerSend
-from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 
 SEQ_LENGTH = 8
 STEPS = 6
@@ -73,9 +73,8 @@ class Stream:
         self.step = 0 if snapshot is None else struct.unpack("<Q", snapshot)[0]
 
 
-def offer(contract: ResolvedContract = CONTRACT) -> Offer:
-    return Offer(
-        server=b"server!!",
+def stream_spec(contract: ResolvedContract = CONTRACT) -> StreamSpec:
+    return StreamSpec(
         stream="train",
         layout=LAYOUT,
         contract=contract,
@@ -88,7 +87,7 @@ def offer(contract: ResolvedContract = CONTRACT) -> Offer:
 class Server:
     """One server process: its session, and the work its pipeline has not done yet."""
 
-    session: StreamSession = field(default_factory=lambda: StreamSession(offer()))
+    session: StreamSession = field(default_factory=lambda: StreamSession(stream_spec()))
     stream: Stream = field(default_factory=Stream)
     work: deque[Make | Restore] = field(default_factory=deque)
 

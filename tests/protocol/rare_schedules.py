@@ -22,7 +22,7 @@ OTHER_FINGERPRINT = b"\x11" * 16
 
 
 def begin(seen: Seen, shape: Shape = TWO) -> tuple[World, Server, list[Process]]:
-    world = World(shape, seen, patience_s=PATIENCE_S)
+    world = World(shape, seen, start_timeout_s=PATIENCE_S)
     return world, world.alive[0], list(world.processes.values())
 
 

@@ -61,7 +61,7 @@ def test_a_reader_that_left_behind_its_end_is_named_to_the_others() -> None:
     world.start_server(0)
     rounds(world, 3)
     assert second.told is not None
-    assert second.told.whom == ("rank 0 (dp0·cp0·tp0·pp0)",)
+    assert second.told.ranks == ("rank 0 (dp0·cp0·tp0·pp0)",)
     rounds(world, int(PATIENCE_S))
     assert "without rank 0 (dp0·cp0·tp0·pp0)" in error_of(second)
 
@@ -79,7 +79,7 @@ def test_readers_split_over_two_servers_meet_where_the_name_points() -> None:
     for _ in range(2):
         world.round()
     assert first.told is not None
-    assert (first.told.reason, first.told.whom) == (WaitReason.READERS, ("rank 1 (dp1·cp0·tp0·pp0)",))
+    assert (first.told.reason, first.told.ranks) == (WaitReason.READERS, ("rank 1 (dp1·cp0·tp0·pp0)",))
     assert not first.ready
     assert_all_end(world)
 
@@ -178,7 +178,7 @@ def test_a_zombie_of_another_attempt_displaces_nobody() -> None:
     assert_all_end(world)
     assert zombie.told is not None
     assert zombie.told.reason is WaitReason.READERS
-    assert zombie.told.whom
+    assert zombie.told.ranks
     rounds(world, int(PATIENCE_S))
     assert zombie.error is not None
     assert zombie.cursor == Position(1, 0)
@@ -191,7 +191,7 @@ def test_one_new_process_is_refused_with_the_reason_while_the_others_wait_for_it
     rounds(world, 5)
     told = world.processes[world.shape.readers[0]].told
     assert told is not None
-    assert any("rank 1" in name and "a new process" in name for name in told.whom)
+    assert any("rank 1" in name and "a new process" in name for name in told.ranks)
     rounds(world, int(PATIENCE_S))
     assert "rank 1 (dp1·cp0·tp0·pp0)" in error_of(alone)
     assert "one rank cannot be replaced while the others train on" in error_of(alone)
@@ -285,7 +285,7 @@ def test_how_long_a_server_has_waited_is_counted_from_the_first_hello() -> None:
     world.tick(3.0)
     world.pass_on(first)
     assert first.told is not None
-    assert first.told.since_s == 3.0
+    assert first.told.waited_s == 3.0
 
 
 def test_looking_for_the_server_again_does_not_put_the_deadline_off() -> None:

@@ -67,7 +67,7 @@ def test_the_next_pass_is_ready_before_it_is_asked_for_and_no_more_than_the_wind
     more_passes(network, 1)
     for client in network.clients.values():
         assert [mb.position for mb in client.waiting if mb is not None] == [(4, 0), (4, 1)]
-    assert len(network.server.session.supply.steps) <= network.server.session.offer.steps_ahead + 1
+    assert len(network.server.session.supply.steps) <= network.server.session.spec.steps_ahead + 1
     network.tick()
     assert not network.clients[FIRST].to_client, "nothing is owed to a loop that has not asked"
 
@@ -276,7 +276,7 @@ class Faults(RuleBasedStateMachine):
     def the_server_holds_a_bounded_number_of_steps(self) -> None:
         session = self.network.server.session
         held = len(session.supply.steps) + len(session.supply.ends)
-        assert held <= session.offer.steps_ahead + 1
+        assert held <= session.spec.steps_ahead + 1
 
     def teardown(self) -> None:
         """The faults stop: everybody gets all passes. A reader whose HELLO went astray connects again."""

@@ -83,7 +83,7 @@ class Schedule(RuleBasedStateMachine):
     def begin(self, shape: str, kind: tuple[bool, bool, int], turns: int, takers: int) -> None:
         """Most schedules begin with an attempt that runs, some readers ahead of others."""
         two, patient, wire = kind
-        self.world = World(SHAPES[shape], self.seen, wire=wire == 0, patience_s=1e6 if patient else PATIENCE_S)
+        self.world = World(SHAPES[shape], self.seen, wire=wire == 0, start_timeout_s=1e6 if patient else PATIENCE_S)
         if two:
             self.world.start_server(1)
         self.go_on(turns, takers, reconnect=True)
@@ -247,7 +247,7 @@ def come_to_an_end(world: World, saved: FeedState | None) -> None:
     stop_the_faults(world, zombies=not world.rivals)
     meets = not world.rivals and can_meet(world)
     run_undisturbed(world)
-    if meets and world.patience_s > CALM_ROUNDS:
+    if meets and world.start_timeout_s > CALM_ROUNDS:
         assert_all_ended(world)
     elif any(process.session.state is not State.ENDED for process in world.processes.values()):
         assert_told_why(world)
@@ -317,7 +317,7 @@ def assert_told_why(world: World) -> None:
             assert isinstance(process.error, HandshakeRefused | ServerFailed), process.error
         elif not process.left and process.session.state is not State.ENDED:
             assert process.told is not None, process
-            assert process.told.whom, process
+            assert process.told.ranks, process
 
 
 @pytest.mark.timeout(600)

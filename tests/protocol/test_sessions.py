@@ -65,7 +65,7 @@ def test_nobody_is_served_before_every_reader_has_come_and_the_missing_are_named
     assert not client.ready
     assert client.session.waiting is not None
     assert client.session.waiting.reason is WaitReason.READERS
-    assert client.session.waiting.whom == ("rank 1 (dp1·cp0·tp0·pp0)",)
+    assert client.session.waiting.ranks == ("rank 1 (dp1·cp0·tp0·pp0)",)
 
 
 def test_the_first_batch_is_sent_when_all_have_acknowledged_their_welcome() -> None:
@@ -93,14 +93,14 @@ def test_a_slow_reader_stops_the_stream_within_the_steps_ahead() -> None:
     meet(network)
     for _ in range(200):
         network.turn(FIRST)
-    assert len(network.clients[FIRST].taken) == 2 * network.server.session.offer.steps_ahead
-    assert len(network.server.session.supply.steps) <= network.server.session.offer.steps_ahead + 1
+    assert len(network.clients[FIRST].taken) == 2 * network.server.session.spec.steps_ahead
+    assert len(network.server.session.supply.steps) <= network.server.session.spec.steps_ahead + 1
     network.tick()
     network.deliver_to_client(FIRST)
     waiting = network.clients[FIRST].session.waiting
     assert waiting is not None
     assert waiting.reason is WaitReason.SLOW_READERS
-    assert waiting.whom[0].startswith("rank 1 ")
+    assert waiting.ranks[0].startswith("rank 1 ")
     network.settle()
     assert_all_got_everything(network)
 
@@ -188,7 +188,7 @@ def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
         network.deliver_to_client(at)
     waiting = network.clients[FIRST].session.waiting
     assert waiting is not None
-    assert "a new process" in waiting.whom[0]
+    assert "a new process" in waiting.ranks[0]
 
 
 def test_all_processes_anew_begin_the_next_attempt() -> None:
@@ -346,7 +346,7 @@ def test_an_acknowledgement_of_what_was_not_sent_moves_nothing() -> None:
     session = network.server.session
     reader = session.roster.by_coordinates[FIRST]
     acked, floor = reader.acked, session.roster.floor
-    beyond = Ack(stream="train", attempt=session.attempt, position=Position(5, 0), idle_s=0.0)
+    beyond = Ack(stream="train", attempt=session.attempt, position=Position(5, 0), loop_idle_s=0.0)
     (effect,) = session.receive(reader.peer, beyond, (), 0.0)
     assert isinstance(effect, Send)
     assert isinstance(effect.message, ServerError)
@@ -357,7 +357,7 @@ def test_an_acknowledgement_of_what_was_not_sent_moves_nothing() -> None:
 def test_an_acknowledgement_on_an_unknown_connection_is_asked_to_say_hello() -> None:
     network = Network()
     session = network.server.session
-    ack = Ack(stream="train", attempt=bytes(8), position=Position(0, 0), idle_s=0.0)
+    ack = Ack(stream="train", attempt=bytes(8), position=Position(0, 0), loop_idle_s=0.0)
     (effect,) = session.receive(b"?", ack, (), 0.0)
     assert isinstance(effect, Send)
     assert isinstance(effect.message, ServerError)
@@ -414,7 +414,7 @@ def test_bye_before_the_attempt_is_forgotten() -> None:
     network = Network()
     network.connect(FIRST)
     network.deliver_to_server(FIRST)
-    network.server.session.receive(network.clients[FIRST].peer, Bye(stream="train", finished=False), (), 0.0)
+    network.server.session.receive(network.clients[FIRST].peer, Bye(stream="train"), (), 0.0)
     assert network.server.session.meeting.missing() == [FIRST, SECOND]
 
 
@@ -470,7 +470,7 @@ def test_at_the_deadline_everybody_hears_the_same_diagnosis_and_the_next_attempt
     network.deliver_to_client(SECOND)
     (diagnosis,) = rejected(network, SECOND)
     assert diagnosis.startswith("SEQ_LENGTH_MATCH: seq_length of rank 1 (dp1·cp0·tp0·pp0) is 16, must be 8")
-    patience = network.clients[FIRST].session.identity.patience_s
+    patience = network.clients[FIRST].session.identity.start_timeout_s
     network.tick(patience - 3)
     assert network.server.session.meeting.greetings(), "not before the deadline"
     network.tick(2)

@@ -47,7 +47,7 @@ from packhorse_service.framing import FramedStep, View, frame_step, view_of
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
 from packhorse_service.protocol.stream_session import Send as ServerSend
-from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 
 __all__ = ["Connection", "Process", "Seen", "Server", "Shape", "World"]
 
@@ -184,11 +184,11 @@ class Process:
 class World:
     """At most two servers, a process for each reader and zombies of earlier ones; a name that points to one server."""
 
-    def __init__(self, shape: Shape, seen: Seen, *, wire: bool = False, patience_s: float = 1e6) -> None:
+    def __init__(self, shape: Shape, seen: Seen, *, wire: bool = False, start_timeout_s: float = 1e6) -> None:
         self.shape = shape
         self.seen = seen
         self.wire = wire  # whether messages are encoded and decoded on their way
-        self.patience_s = patience_s
+        self.start_timeout_s = start_timeout_s
         self.now = 1000.0
         self.name = 0  # which server the endpoint's name points to
         self._names = 0
@@ -214,7 +214,7 @@ class World:
             layout=self.shape.layout,
             contract=self.shape.declared,
             window=WINDOW,
-            patience_s=self.patience_s,
+            start_timeout_s=self.start_timeout_s,
         )
         return Process(ClientSession(identity))
 
@@ -238,8 +238,7 @@ class World:
             process.cursor = state.position
 
     def start_server(self, slot: int, fingerprint: bytes = FINGERPRINT) -> Server:
-        offer = Offer(
-            server=self._new_name(8),
+        spec = StreamSpec(
             stream="train",
             layout=self.shape.layout,
             contract=self.shape.contract,
@@ -248,7 +247,7 @@ class World:
             steps_ahead=STEPS_AHEAD,
             rejoin_after_s=REJOIN_AFTER_S,
         )
-        server = self.servers[slot] = Server(StreamSession(offer), self.shape)
+        server = self.servers[slot] = Server(StreamSession(spec), self.shape)
         self.server_effects(server, server.session.warm_up())
         return server
 

@@ -23,7 +23,7 @@ from tests.service.corpus import build_row, make_block
 SEQ_LENGTH = 8192
 ROWS = 8
 SNAPSHOT = bytes(1024)  # behind the last micro-batch of a step; of a stream of a few sources
-FLOOR = Position(1000, 3)  # of a run that has gone on for a while
+LOW_WATERMARK = Position(1000, 3)  # of a run that has gone on for a while
 
 
 def rows_of(contract: ResolvedContract) -> list[Row]:
@@ -52,7 +52,7 @@ def step_of(layout: ParallelLayout, vocab_size: int) -> tuple[FramedStep, Resolv
 
 def bytes_of(views: tuple[View, ...]) -> int:
     """What one reader gets of a step: the headers, the payloads, and the snapshot."""
-    headers = (Batch(stream="train", attempt=bytes(8), floor=FLOOR, body=view.body) for view in views)
+    headers = (Batch(stream="train", attempt=bytes(8), low_watermark=LOW_WATERMARK, body=view.body) for view in views)
     return sum(len(encode(header)) for header in headers) + sum(len(view.payload) for view in views) + len(SNAPSHOT)
 
 

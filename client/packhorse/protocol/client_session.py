@@ -35,6 +35,7 @@ from packhorse.protocol.reader_state import FeedState
 from packhorse.rules import Violation
 from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import (
+    DEFAULT_KEEP_ALIVE_S,
     NO_ATTEMPT,
     PROTOCOL_VERSION,
     Ack,
@@ -44,7 +45,7 @@ from packhorse.wire.messages import (
     End,
     ErrorCode,
     Frames,
-    Give,
+    GetSnapshot,
     Hello,
     Message,
     Reject,
@@ -118,7 +119,7 @@ class Identity:
     layout: ParallelLayout
     contract: BatchContract
     window: int
-    patience_s: float = 540.0  # for all readers to meet
+    start_timeout_s: float = 540.0  # for all readers to meet
 
 
 @dataclass(slots=True)
@@ -139,6 +140,7 @@ class ClientSession:
     snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
     waiting: Wait | None = None  # what the server said last, until something arrives
     warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
+    keep_alive_s: float = DEFAULT_KEEP_ALIVE_S  # the server\'s, once welcomed
     released: bool = False  # behind the end: no other reader needs this one any more
     unanswered: int = 0  # keep-alive intervals since HELLO in which nothing was heard
 
@@ -237,15 +239,15 @@ class ClientSession:
             snapshots=tuple(SnapshotRef(step, digest_of(state)) for step, state in sorted(self.snapshots.items())),
             last_digest=self.last_digest,
             window=who.window,
-            patience_s=who.patience_s,
+            start_timeout_s=who.start_timeout_s,
         )
 
-    def ack(self, idle_s: float) -> Ack:
+    def ack(self, loop_idle_s: float) -> Ack:
         """Everything before ``position`` was handed out."""
-        return Ack(stream=self.identity.stream, attempt=self.attempt, position=self.position, idle_s=idle_s)
+        return Ack(stream=self.identity.stream, attempt=self.attempt, position=self.position, loop_idle_s=loop_idle_s)
 
     def bye(self) -> Bye:
-        return Bye(stream=self.identity.stream, finished=self.state is State.ENDED)
+        return Bye(stream=self.identity.stream)
 
     def receive(self, message: Message, extra: Frames) -> list[Effect]:
         """One message from the server. Raises ``ProtocolError`` where the state has no place for it."""
@@ -279,7 +281,7 @@ class ClientSession:
         self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
         self.rebuilder = Rebuilder(message.contract, self.identity.layout, self.identity.reader.context)
         self._num_microbatches = message.contract.num_microbatches(self.identity.layout)
-        self.warnings, self.waiting = message.warnings, None
+        self.warnings, self.waiting, self.keep_alive_s = message.warnings, None, message.keep_alive_s
         return [Forget(), Send(self.ack(0.0))]
 
     def _inside_a_step(self) -> ContractError:
@@ -300,12 +302,12 @@ class ClientSession:
         self.expected = position.after(self._num_microbatches)
         if len(extra) == 2:
             self.snapshots[position.step + 1] = bytes(extra[1])
-        self._release_snapshots(message.floor)
+        self._release_snapshots(message.low_watermark)
         return [Deliver(message.body, extra[0])]
 
-    def _release_snapshots(self, floor: Position) -> None:
-        """Keep the last snapshot at or below the floor, and below the step still in training; and all that follow."""
-        needed = min(floor.step, self.position.step - 1)
+    def _release_snapshots(self, low_watermark: Position) -> None:
+        """Keep the last snapshot at or below the low watermark, and below the step in training; and all after it."""
+        needed = min(low_watermark.step, self.position.step - 1)
         while len(self.snapshots) > 1:  # they came in the order of their steps
             oldest, next_one = islice(self.snapshots, 2)
             if next_one > needed:
@@ -323,7 +325,7 @@ class ClientSession:
             self.snapshots[self.expected.step] = bytes(extra[0])
         return [Finish()]
 
-    def _give(self, message: Give, _extra: Frames) -> list[Effect]:
+    def _get_snapshot(self, message: GetSnapshot, _extra: Frames) -> list[Effect]:
         state = self.snapshots.get(message.step)
         if state is None or digest_of(state) != message.digest:
             raise ProtocolError(f"the server asked for a snapshot before step {message.step} that is not held here")
@@ -366,12 +368,12 @@ class ClientSession:
 
 Transition = Callable[[ClientSession, Any, Frames], list[Effect]]
 
-FROM_SERVER = (Welcome, Reject, Give, Batch, Wait, End, ServerError)
+FROM_SERVER = (Welcome, Reject, GetSnapshot, Batch, Wait, End, ServerError)
 
 TRANSITIONS: dict[tuple[State, type], Transition] = {
     (State.GREETING, Welcome): ClientSession._welcome,
     (State.GREETING, Reject): ClientSession._reject,
-    (State.GREETING, Give): ClientSession._give,
+    (State.GREETING, GetSnapshot): ClientSession._get_snapshot,
     (State.GREETING, Wait): ClientSession._wait,
     (State.GREETING, ServerError): ClientSession._error,
     # Sent before this HELLO reached the server.
@@ -384,10 +386,10 @@ TRANSITIONS: dict[tuple[State, type], Transition] = {
     # A new attempt may form over a connection that is up: the server says so to a reader that greeted again.
     (State.STREAMING, Welcome): ClientSession._welcome,
     (State.STREAMING, Reject): ClientSession._reject,
-    (State.STREAMING, Give): ClientSession._give,
+    (State.STREAMING, GetSnapshot): ClientSession._get_snapshot,
     **{(State.ENDED, kind): ClientSession._ignore for kind in FROM_SERVER},
     (State.ENDED, Welcome): ClientSession._welcome_back,
-    (State.ENDED, Give): ClientSession._give,
+    (State.ENDED, GetSnapshot): ClientSession._get_snapshot,
     (State.ENDED, ServerError): ClientSession._error_at_end,
     (State.ENDED, End): ClientSession._release,
     (State.ENDED, Reject): ClientSession._release,

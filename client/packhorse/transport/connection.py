@@ -9,6 +9,7 @@ step at once.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -36,7 +37,6 @@ from packhorse.wire.messages import decode, encode
 
 __all__ = ["END_WAIT_S", "Connection"]
 
-KEEP_ALIVE_S = 1.0
 AWAY_S = 0.002  # a loop that stays away so long has something to do meanwhile
 NAP_S = 0.02  # how often the thread looks whether the loop is away
 END_WAIT_S = 30.0  # how long a reader that has ended stays until all others have
@@ -59,7 +59,7 @@ class Connection:
         self._owned = False  # whether the thread or the loop works the socket just now
         self._called = self._asleep = False
         self._torn = False  # the loop was interrupted while it worked the socket
-        self._keep_alive_at = 0.0
+        self._said_alive_at = -math.inf
         self._leave_by = 0.0
         self._finish = finisher(arrays)
         self._dealer = Dealer(endpoint, key=key)
@@ -171,7 +171,7 @@ class Connection:
         """One turn in the thread, which sleeps unless the loop has called."""
         with self.lock:
             self._asleep = not self._called
-            patience_s = KEEP_ALIVE_S if self.handover.raw is None else AWAY_S
+            patience_s = self.session.keep_alive_s if self.handover.raw is None else AWAY_S
         self._turn(patience_s if self._asleep else 0.0)
 
     # The socket's owner ------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Connection:
         with self.lock:
             called, self._called = self._called, False
         now = time.monotonic()
-        keeps_alive = now >= self._keep_alive_at
+        keeps_alive = now - self._said_alive_at >= self.session.keep_alive_s
         if self.handover.unsaid:
             self._say_unsaid()
         if keeps_alive and self.handover.connected:
@@ -202,7 +202,7 @@ class Connection:
             self._dealer.reconnect()
         if called or keeps_alive:
             self._acknowledge(now)
-            self._keep_alive_at = now + KEEP_ALIVE_S
+            self._said_alive_at = now
 
     def _watch(self) -> None:
         """Follow the connection: a new one says HELLO."""

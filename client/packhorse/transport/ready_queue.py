@@ -114,5 +114,5 @@ class Handover:
             return f"no connection ({self.last_failure}); is the server running, and is this its endpoint?"
         if waiting is None:
             return "connected, and the server has not said what it waits for"
-        whom = f": {', '.join(waiting.whom)}" if waiting.whom else ""
-        return f"the server waits for {waiting.reason}{whom} (for {waiting.since_s:.0f} s)"
+        ranks = f": {', '.join(waiting.ranks)}" if waiting.ranks else ""
+        return f"the server waits for {waiting.reason}{ranks} (for {waiting.waited_s:.0f} s)"

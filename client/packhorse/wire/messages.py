@@ -28,6 +28,7 @@ from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
 
 __all__ = [
+    "DEFAULT_KEEP_ALIVE_S",
     "DEFAULT_WINDOW",
     "PROTOCOL_VERSION",
     "Ack",
@@ -37,7 +38,7 @@ __all__ = [
     "End",
     "ErrorCode",
     "Frames",
-    "Give",
+    "GetSnapshot",
     "Hello",
     "Message",
     "Reject",
@@ -51,7 +52,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 DIGEST_BYTES = 16
 ATTEMPT_BYTES = 8
 NO_ATTEMPT = b""
@@ -59,6 +60,9 @@ NAME_LIMIT = 64
 WINDOW_LIMIT = 1 << 16
 # Micro-batches. What is sent, read and acknowledged half a window at once costs less the larger it is.
 DEFAULT_WINDOW = 16
+# How often a reader says that it lives, and a server what is waited for: until WELCOME says otherwise.
+DEFAULT_KEEP_ALIVE_S = 1.0
+KEEP_ALIVE_RANGE_S = (0.01, 3600.0)
 
 
 class SnapshotRef(NamedTuple):
@@ -105,10 +109,10 @@ class Hello:
     snapshots: tuple[SnapshotRef, ...]
     last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
     window: int
-    patience_s: float  # how long it waits for the others before it gives up
+    start_timeout_s: float  # how long it waits for the others before it gives up
 
     def __post_init__(self) -> None:
-        _require(self.patience_s >= 0, "patience_s is never negative")
+        _require(self.start_timeout_s >= 0, "start_timeout_s is never negative")
         _require(len(self.client) == DIGEST_BYTES, "a client id has 16 bytes")
         _require(self.attempt == NO_ATTEMPT or len(self.attempt) == ATTEMPT_BYTES, "an attempt has 8 bytes or none")
         _require(len(self.last_digest) in (0, DIGEST_BYTES), "a digest has 16 bytes")
@@ -130,20 +134,19 @@ class Hello:
 class Welcome:
     """Server → client: the attempt has formed, this is its stream."""
 
-    server: bytes
     stream: str
     attempt: bytes
-    attempt_number: int  # for people: 1 in a server's first attempt
     fingerprint: bytes
     position: Position
     contract: ResolvedContract
-    steps_ahead: int
-    keep_alive_s: float
+    keep_alive_s: float  # how often each side tells the other that it lives
     warnings: tuple[Violation, ...] = ()  # what the reader should know, and is served nevertheless
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
         _position(self.position)
+        least, most = KEEP_ALIVE_RANGE_S
+        _require(least <= self.keep_alive_s <= most, f"keep_alive_s must be in {least:g} … {most:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Give:
+class GetSnapshot:
     """Server → client: send me the snapshot before ``step``."""
 
     stream: str
@@ -202,16 +205,16 @@ class BatchBody(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Batch(Struct, frozen=True, kw_only=True, gc=False):
-    """Server → client: one micro-batch. ``floor`` is the lowest acknowledged position of all readers."""
+    """Server → client: one micro-batch. ``low_watermark`` is the lowest acknowledged position of all readers."""
 
     stream: str
     attempt: bytes
-    floor: Position
+    low_watermark: Position
     body: BatchBody
 
     def __post_init__(self) -> None:
         _attempt(self.attempt)
-        _position(self.floor)
+        _position(self.low_watermark)
 
     @property
     def position(self) -> Position:
@@ -224,11 +227,11 @@ class Ack(Struct, frozen=True, kw_only=True, gc=False):
     stream: str
     attempt: bytes
     position: Position
-    idle_s: float  # seconds since the loop last asked; 0 while it is asking
+    loop_idle_s: float  # seconds since the loop last asked; 0 while it is asking
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.idle_s):
-            raise ProtocolError("idle_s is finite")
+        if not math.isfinite(self.loop_idle_s):
+            raise ProtocolError("loop_idle_s is finite")
         _attempt(self.attempt)
         _position(self.position)
 
@@ -243,12 +246,12 @@ class WaitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Server → client: what I wait for, and whom."""
+    """Server → client: what I wait for, which ranks, and for how long."""
 
     stream: str
     reason: WaitReason
-    whom: tuple[str, ...]
-    since_s: float
+    ranks: tuple[str, ...]
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,17 +293,16 @@ class Bye:
     """Client → server: an orderly leave."""
 
     stream: str
-    finished: bool  # END was handed out
 
 
-Message = Hello | Welcome | Reject | Give | Snapshot | Batch | Ack | Wait | End | ServerError | Bye
+Message = Hello | Welcome | Reject | GetSnapshot | Snapshot | Batch | Ack | Wait | End | ServerError | Bye
 Frames = Sequence[bytes | bytearray | memoryview]
 
 TAGS: dict[str, type] = {
     "HELLO": Hello,
     "WELCOME": Welcome,
     "REJECT": Reject,
-    "GIVE": Give,
+    "GET_SNAPSHOT": GetSnapshot,
     "SNAPSHOT": Snapshot,
     "BATCH": Batch,
     "ACK": Ack,

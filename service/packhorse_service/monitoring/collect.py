@@ -96,10 +96,10 @@ class Observer:
 
 def _constant(observed: _Observed) -> dict[str, Constants]:
     """What never changes of a stream."""
-    offer = observed.session.offer
-    contract = {item.name: _plain(getattr(offer.contract, item.name)) for item in fields(offer.contract)}
-    derived = {name: _plain(value) for name, value in derived_values(offer.contract, offer.layout).items()}
-    return {"contract": contract, "derived": {**derived, "fingerprint": offer.fingerprint.hex()}}
+    spec = observed.session.spec
+    contract = {item.name: _plain(getattr(spec.contract, item.name)) for item in fields(spec.contract)}
+    derived = {name: _plain(value) for name, value in derived_values(spec.contract, spec.layout).items()}
+    return {"contract": contract, "derived": {**derived, "fingerprint": spec.fingerprint.hex()}}
 
 
 def _plain(value: object) -> str | int | float | bool | None:
@@ -124,7 +124,7 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
     _remember(session, past, waiting, now, passed_s)
     tally = session.tally
     status = StreamStatus(
-        name=session.offer.stream,
+        name=session.spec.stream,
         phase=StreamPhase.FAILED if session.failure is not None else StreamPhase[session.phase.name],
         phase_s=round(now - session.phase_since_s, 1) if session.phase_since_s else 0.0,
         attempt=session.attempt_number,
@@ -138,7 +138,7 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         loaders=_loader_status(producer, progress, past),
         packs=past.shown.packs,
         held=len(session.supply.steps),
-        steps_ahead=session.offer.steps_ahead,
+        steps_ahead=session.spec.steps_ahead,
         steps=tally.steps,
         delivered_steps=tally.delivered_steps,
         microbatches=tally.microbatches,
@@ -186,8 +186,8 @@ def _noted_stall(past: _Past, found: Stall | None, now: float, passed_s: float) 
 
 def _remember(session: StreamSession, past: _Past, waiting: int, now: float, passed_s: float) -> None:
     """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
-    tally, layout = session.tally, session.offer.layout
-    each = session.offer.contract.num_microbatches(layout)
+    tally, layout = session.tally, session.spec.layout
+    each = session.spec.contract.num_microbatches(layout)
     floor = session.roster.floor
     delivered = (floor.step * each + floor.index) * layout.data
     mean_tokens = tally.tokens / tally.microbatches if tally.microbatches else 0.0
@@ -207,13 +207,13 @@ def _reader_statuses(
     session: StreamSession, found: dict[Coordinates, Finding], past: _Past, now: float
 ) -> Iterator[ReaderStatus]:
     """By rank."""
-    each = session.offer.contract.num_microbatches(session.offer.layout)
+    each = session.spec.contract.num_microbatches(session.spec.layout)
     furthest = max((_number(reader.acked, each) for reader in session.roster), default=0)
-    for at in sorted(found, key=session.offer.layout.rank):
+    for at in sorted(found, key=session.spec.layout.rank):
         finding, reader = found[at], session.roster.by_coordinates.get(at)
         known = _where(session, reader, furthest, each, now) if reader is not None else {}
         yield ReaderStatus(
-            rank=session.offer.layout.rank(at),
+            rank=session.spec.layout.rank(at),
             at=str(at),
             state=finding.state,
             cause=finding.cause,

@@ -55,13 +55,13 @@ class Finding:
 
 def in_flight(session: StreamSession, reader: Reader) -> int:
     """Micro-batches that were sent and that its loop has not taken."""
-    each = session.offer.contract.num_microbatches(session.offer.layout)
+    each = session.spec.contract.num_microbatches(session.spec.layout)
     return session.supply.between(reader.acked, reader.sent, each)
 
 
 def loop_age(reader: Reader, now: float) -> float:
     """Seconds since its loop last asked; 0 while it is asking."""
-    return reader.idle_s + now - reader.heard_s if reader.idle_s else 0.0
+    return reader.loop_idle_s + now - reader.heard_s if reader.loop_idle_s else 0.0
 
 
 def findings(
@@ -76,7 +76,7 @@ def findings(
     why = _starting(session)
     forming = Finding(ReaderState.FORMING, Cause.STARTUP, why, now - session.phase_since_s)
     absent = Finding(ReaderState.ABSENT, Cause.STARTUP, "has not said HELLO")
-    return {at: forming if at in here else absent for at in sorted(session.offer.readers)}
+    return {at: forming if at in here else absent for at in sorted(session.spec.readers)}
 
 
 def _starting(session: StreamSession) -> str:
@@ -141,7 +141,7 @@ class _Running:
         if reader.owed_since_s is None:
             return Finding(ReaderState.RECEIVING)  # it has taken all there is
         waits_s = self.now - reader.owed_since_s
-        if reader.sent.step < self.session.roster.floor.step + self.session.offer.steps_ahead:
+        if reader.sent.step < self.session.roster.floor.step + self.session.spec.steps_ahead:
             return Finding(ReaderState.WAITING, self.producing.cause, self.producing.why, waits_s)
         slow = [at for at in _slowest(self.session) if at != reader.at]
         why = f"waits for {names(self.session, slow)} to take step {self.session.roster.floor.step}"
@@ -194,6 +194,6 @@ def _because_of(session: StreamSession, cause: Cause, readers: Found) -> tuple[C
 def names(session: StreamSession, readers: Iterable[Coordinates]) -> str:
     """The first of them for people, and how many more there are."""
     listed = list(readers)
-    shown = ", ".join(rank_name(session.offer.layout, at) for at in islice(listed, NAMES_SHOWN))
+    shown = ", ".join(rank_name(session.spec.layout, at) for at in islice(listed, NAMES_SHOWN))
     more = len(listed) - NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown or "nobody"

@@ -62,7 +62,7 @@ class Delivery:
                 continue
             for view in step.of(reader.view)[reader.sent.index :]:
                 reader.sent = after = reader.sent.after(self.num_microbatches)
-                batch = Batch(stream=self.stream, attempt=self.attempt, floor=self.roster.floor, body=view.body)
+                batch = Batch(stream=self.stream, attempt=self.attempt, low_watermark=self.roster.floor, body=view.body)
                 yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
 
     def _end_for(self, reader: Reader) -> Send | None:

@@ -13,7 +13,7 @@ from packhorse.contract.position import Position
 from packhorse.rules import Violation
 from packhorse_service.framing import FramedStep, ViewKey, view_of
 from packhorse_service.protocol.rendezvous import Greeting
-from packhorse_service.protocol.stream_spec import Offer
+from packhorse_service.protocol.stream_spec import StreamSpec
 
 __all__ = ["Phase", "Reader", "Roster"]
 
@@ -43,16 +43,16 @@ class Reader:
     last_digest: bytes  # of the row before ``acked``, which another server sent; until it was compared
     view: ViewKey  # what it gets of a row
     warnings: tuple[Violation, ...]  # rules that it breaks and is served nevertheless
-    idle_s: float = 0.0  # since its loop last asked
+    loop_idle_s: float = 0.0  # since its loop last asked
     answered: bool = False  # has acknowledged its WELCOME
     left: bool = False  # has said BYE
     owed_since_s: float | None = None  # since when it has nothing in flight and more is to come
 
     @classmethod
-    def greeted(cls, at: Coordinates, greeting: Greeting, offer: Offer, now: float) -> Reader:
+    def greeted(cls, at: Coordinates, greeting: Greeting, spec: StreamSpec, now: float) -> Reader:
         hello = greeting.hello
         trainer = hello.contract.trainer
-        mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == offer.layout.pipeline - 1
+        mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == spec.layout.pipeline - 1
         return cls(
             at=at,
             peer=greeting.peer,
@@ -63,23 +63,23 @@ class Reader:
             sent=hello.position,
             heard_s=now,
             last_digest=hello.last_digest,
-            view=view_of(at, offer.contract, offer.layout, mtp=mtp),
-            warnings=offer.warnings(hello),
+            view=view_of(at, spec.contract, spec.layout, mtp=mtp),
+            warnings=spec.warnings(hello),
         )
 
 
 class Roster:
     """Readers by coordinates and by connection. The floor is kept, not searched: there may be thousands."""
 
-    def __init__(self, greetings: Mapping[Coordinates, Greeting], offer: Offer, now: float = 0.0) -> None:
-        self.by_coordinates = {at: Reader.greeted(at, g, offer, now) for at, g in sorted(greetings.items())}
+    def __init__(self, greetings: Mapping[Coordinates, Greeting], spec: StreamSpec, now: float = 0.0) -> None:
+        self.by_coordinates = {at: Reader.greeted(at, g, spec, now) for at, g in sorted(greetings.items())}
         self._by_peer = {reader.peer: reader for reader in self}
         self._standing = Counter(reader.acked for reader in self)
         self.floor = min(self._standing, default=Position(0, 0))
         self._silent = len(self.by_coordinates)
         self.hungry: dict[Coordinates, Reader] = {}  # their windows have room for what is not made yet
         for warning in dict.fromkeys(warning for reader in self for warning in reader.warnings):
-            log.warning("stream %r: %s", offer.stream, warning)
+            log.warning("stream %r: %s", spec.stream, warning)
 
     def __iter__(self) -> Iterator[Reader]:
         return iter(self.by_coordinates.values())

@@ -148,7 +148,7 @@ class Meeting:
             self._forget_times()
         self._speaks[peer] = hello.client
         since = self._since.setdefault(hello.client, now)
-        until = since + hello.patience_s - min(EARLY_S, hello.patience_s / 4)
+        until = since + hello.start_timeout_s - min(EARLY_S, hello.start_timeout_s / 4)
         return Greeting(peer, hello, self._arrivals, since, until)
 
     def _drop(self, gone: Callable[[Greeting], bool]) -> None:

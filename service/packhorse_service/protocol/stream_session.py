@@ -30,7 +30,7 @@ from packhorse.wire.messages import (
     End,
     ErrorCode,
     Frames,
-    Give,
+    GetSnapshot,
     Hello,
     Message,
     Reject,
@@ -45,7 +45,7 @@ from packhorse_service.protocol.readers import Phase, Reader, Roster
 from packhorse_service.protocol.rejection import Dismissal, rank_name
 from packhorse_service.protocol.rendezvous import Formation, Greeting, Meeting
 from packhorse_service.protocol.step_buffer import Supply
-from packhorse_service.protocol.stream_spec import Offer, dismissals
+from packhorse_service.protocol.stream_spec import StreamSpec, dismissals
 from packhorse_service.protocol.wait_messages import obstacles, rejoining, waits
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
@@ -57,7 +57,7 @@ log = logging.getLogger("packhorse.server")
 class StreamSession:
     """One stream and its readers. Methods return the effects to carry out, in order."""
 
-    offer: Offer
+    spec: StreamSpec
     phase: Phase = Phase.FORMING
     attempt: bytes = NO_ATTEMPT
     attempt_number: int = 0
@@ -77,11 +77,11 @@ class StreamSession:
     _rejoin_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._num_microbatches = self.offer.contract.num_microbatches(self.offer.layout)
-        self.roster = Roster({}, self.offer)
-        self.meeting = Meeting(self.offer.readers)
-        self.supply = Supply(self.offer.steps_ahead)
-        self.dismissal = Dismissal(self.offer.layout)
+        self._num_microbatches = self.spec.contract.num_microbatches(self.spec.layout)
+        self.roster = Roster({}, self.spec)
+        self.meeting = Meeting(self.spec.readers)
+        self.supply = Supply(self.spec.steps_ahead)
+        self.dismissal = Dismissal(self.spec.layout)
 
     # The server's calls ------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class StreamSession:
     def _refuse_attempt(self, message: str, now: float) -> list[Effect]:
         """Nothing can be made for these readers: they are refused, the server waits for others."""
         told: list[Effect] = [self._error(r.peer, ErrorCode.FAILED, message, fatal=True) for r in self.roster]
-        self.roster, self.attempt = Roster({}, self.offer), NO_ATTEMPT
+        self.roster, self.attempt = Roster({}, self.spec), NO_ATTEMPT
         self.meeting.clear()
         self.supply.lose()
         self._enter(Phase.FORMING, now)
@@ -167,7 +167,7 @@ class StreamSession:
         met = self.phase in (Phase.RESTORING, Phase.WELCOMING)
         if self.failure is None and not met and self.meeting.overdue(now):
             return self._dismiss()
-        if now - self._said_s < self.offer.keep_alive_s or self.failure is not None:
+        if now - self._said_s < self.spec.keep_alive_s or self.failure is not None:
             return []
         self._said_s = now
         back = [self._error(g.peer, ErrorCode.HELLO, "say HELLO again") for g in self.meeting.reinstated()]
@@ -183,21 +183,19 @@ class StreamSession:
 
     def _rejoins(self, now: float) -> list[Effect]:
         """Where a reader is silent for long, the others look for it where the endpoint's name points now."""
-        if now - self._rejoin_s < self.offer.rejoin_after_s:
+        if now - self._rejoin_s < self.spec.rejoin_after_s:
             return []
         silent, told = rejoining(self, now)
         self._rejoin_s = now if told else self._rejoin_s
-        text = f"nothing heard from {', '.join(map(str, silent))} for {self.offer.rejoin_after_s:.0f} s"
+        text = f"nothing heard from {', '.join(map(str, silent))} for {self.spec.rejoin_after_s:.0f} s"
         if told:
-            log.warning(
-                "stream %r: %s; %d readers are to look for the server again", self.offer.stream, text, len(told)
-            )
+            log.warning("stream %r: %s; %d readers are to look for the server again", self.spec.stream, text, len(told))
         return [self._error(peer, ErrorCode.REJOIN, text) for peer in told]
 
     # HELLO -------------------------------------------------------------------------------------------
 
     def _hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
-        violations = self.offer.refusals(hello)
+        violations = self.spec.refusals(hello)
         if violations:
             named = self.dismissal.refuse(hello, violations)
             return [self.reject(peer, named)]
@@ -235,7 +233,7 @@ class StreamSession:
     def _outrun(self, peer: bytes, now: float) -> list[Effect]:
         """A reader stands behind what was sent here: another server has served the attempt since. All meet again."""
         others = [reader.peer for reader in self.roster if reader.peer not in (b"", peer)]
-        self.roster = Roster({}, self.offer)
+        self.roster = Roster({}, self.spec)
         self._enter(Phase.FORMING, now)
         return [self._error(other, ErrorCode.HELLO, "another server has served this attempt since") for other in others]
 
@@ -244,7 +242,7 @@ class StreamSession:
     def _form(self, formation: Formation, now: float) -> list[Effect]:
         self.attempt_number += not formation.attempt or formation.attempt != self.attempt
         self.attempt = formation.attempt or secrets.token_bytes(ATTEMPT_BYTES)
-        self.roster = Roster(formation.greetings, self.offer, now)
+        self.roster = Roster(formation.greetings, self.spec, now)
         self.asked = None
         self._enter(Phase.RESTORING, now)
         lowest = formation.lowest
@@ -264,7 +262,7 @@ class StreamSession:
         except ContractError as error:
             return self._refuse_attempt(str(error), now)
         self.supply.lose()  # a restore that is under way is not this attempt's
-        return [Send(peer, Give(stream=self.offer.stream, step=step, digest=digest))]
+        return [Send(peer, GetSnapshot(stream=self.spec.stream, step=step, digest=digest))]
 
     def _snapshot(self, peer: bytes, message: Snapshot, extra: Frames, _now: float) -> list[Effect]:
         snapshot = bytes(extra[0])
@@ -281,7 +279,7 @@ class StreamSession:
         return [*(self._welcome(reader) for reader in self.roster), *self._ask_for_step()]
 
     def _welcome(self, reader: Reader) -> Send:
-        welcome = self.offer.welcome(self.attempt, self.attempt_number, reader.acked, reader.warnings)
+        welcome = self.spec.welcome(self.attempt, reader.acked, reader.warnings)
         return Send(reader.peer, welcome)
 
     def _enter(self, phase: Phase, now: float) -> None:
@@ -294,7 +292,7 @@ class StreamSession:
         reader = self.roster.of(peer)
         if reader is None or message.attempt != self.attempt:
             return None
-        reader.heard_s, reader.idle_s = now, message.idle_s
+        reader.heard_s, reader.loop_idle_s = now, message.loop_idle_s
         return reader
 
     def _answer(self, peer: bytes, message: Ack, _extra: Frames, now: float) -> list[Effect]:
@@ -310,7 +308,7 @@ class StreamSession:
         return [*out, *self._pump(self.roster, now)]
 
     def _replaced(self, greeting: Greeting) -> Send:
-        name = rank_name(self.offer.layout, greeting.hello.reader)
+        name = rank_name(self.spec.layout, greeting.hello.reader)
         text = f"another process has claimed {name}; each reader connects once: check the ranks"
         return self._error(greeting.peer, ErrorCode.FAILED, text, fatal=True)
 
@@ -350,7 +348,7 @@ class StreamSession:
         return (self._deliver(readers, now) if self.phase is Phase.RUNNING else []) + self._go_on(now)
 
     def _deliver(self, readers: Iterable[Reader], now: float) -> list[Effect]:
-        delivery = Delivery(self.offer.stream, self.attempt, self._num_microbatches, self.roster, self.supply)
+        delivery = Delivery(self.spec.stream, self.attempt, self._num_microbatches, self.roster, self.supply)
         return delivery.to(readers, now)
 
     def _go_on(self, now: float) -> list[Effect]:
@@ -369,15 +367,15 @@ class StreamSession:
         if self.phase is not Phase.ENDED or not reader.peer or reader.left:
             return []
         at = Position(self.supply.last or 0, 0)
-        return [Send(reader.peer, End(stream=self.offer.stream, attempt=self.attempt, position=at))]
+        return [Send(reader.peer, End(stream=self.spec.stream, attempt=self.attempt, position=at))]
 
     def reject(self, peer: bytes, violations: tuple[Violation, ...]) -> Send:
         """This process is refused, for these reasons."""
         self.tally.rejected(violations)
-        return Send(peer, Reject(stream=self.offer.stream, violations=violations))
+        return Send(peer, Reject(stream=self.spec.stream, violations=violations))
 
     def _error(self, peer: bytes, code: ErrorCode, message: str, *, fatal: bool = False) -> Send:
-        return Send(peer, ServerError(stream=self.offer.stream, code=code, message=message, fatal=fatal))
+        return Send(peer, ServerError(stream=self.spec.stream, code=code, message=message, fatal=fatal))
 
 
 Transition = Callable[[StreamSession, bytes, Any, Frames, float], list[Effect]]

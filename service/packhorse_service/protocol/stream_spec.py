@@ -12,25 +12,24 @@ from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
-from packhorse.wire.messages import PROTOCOL_VERSION, Hello, Welcome
+from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, PROTOCOL_VERSION, Hello, Welcome
 from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.rendezvous import Formation, Meeting
 
-__all__ = ["Offer", "disagreements", "dismissals", "readers_of"]
+__all__ = ["StreamSpec", "disagreements", "dismissals", "readers_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class StreamSpec:
     """One stream, constant for the life of a server. Times are seconds."""
 
-    server: bytes
     stream: str
     layout: ParallelLayout
     contract: ResolvedContract
     fingerprint: bytes
     readers: frozenset[Coordinates]
     steps_ahead: int = 2
-    keep_alive_s: float = 1.0
+    keep_alive_s: float = DEFAULT_KEEP_ALIVE_S
     rejoin_after_s: float = 60.0
 
     def _broken(self, hello: Hello) -> list[Violation]:
@@ -40,17 +39,14 @@ class Offer:
         """What this reader should know, and is served nevertheless."""
         return tuple(warnings(self._broken(hello)))
 
-    def welcome(self, attempt: bytes, number: int, at: Position, warnings: tuple[Violation, ...]) -> Welcome:
+    def welcome(self, attempt: bytes, at: Position, warnings: tuple[Violation, ...]) -> Welcome:
         """To a reader that stands at ``at``: the attempt has formed, and this is its stream."""
         return Welcome(
-            server=self.server,
             stream=self.stream,
             attempt=attempt,
-            attempt_number=number,
             fingerprint=self.fingerprint,
             position=at,
             contract=self.contract,
-            steps_ahead=self.steps_ahead,
             keep_alive_s=self.keep_alive_s,
             warnings=warnings,
         )

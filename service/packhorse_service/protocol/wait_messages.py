@@ -63,7 +63,7 @@ def obstacles(session: StreamSession) -> tuple[list[Coordinates], list[str]]:
         return session.meeting.missing(), session.meeting.disagreement()
     running = f"while attempt {session.attempt_number} runs: one rank cannot be replaced while the others train on"
     waiting = sorted({greeting.hello.reader for greeting in session.meeting.greetings()})
-    alone = ", ".join(rank_name(session.offer.layout, at) for at in waiting[:NAMES_SHOWN])
+    alone = ", ".join(rank_name(session.spec.layout, at) for at in waiting[:NAMES_SHOWN])
     return [], [f"that of another process for {alone}, {running}"]
 
 
@@ -73,13 +73,13 @@ def _owed(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
     for reader in session.roster:
         if reader.owed_since_s is None or not reader.peer:
             continue
-        loading = reader.sent.step < floor.step + session.offer.steps_ahead
+        loading = reader.sent.step < floor.step + session.spec.steps_ahead
         reason, whom = (WaitReason.LOADING, []) if loading else (WaitReason.SLOW_READERS, slow)
         yield reader.peer, _wait(session, reason, whom, now - reader.owed_since_s)
 
 
-def _wait(session: StreamSession, reason: WaitReason, whom: Iterable[str], since_s: float) -> Wait:
-    return Wait(stream=session.offer.stream, reason=reason, whom=tuple(whom), since_s=max(since_s, 0.0))
+def _wait(session: StreamSession, reason: WaitReason, ranks: Iterable[str], waited_s: float) -> Wait:
+    return Wait(stream=session.spec.stream, reason=reason, ranks=tuple(ranks), waited_s=max(waited_s, 0.0))
 
 
 def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
@@ -92,7 +92,7 @@ def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
 
 def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:
     """A reader for people: its rank, coordinates and what is known of it; ``hello`` of one that waits there."""
-    name = rank_name(session.offer.layout, at)
+    name = rank_name(session.spec.layout, at)
     reader = session.roster.by_coordinates.get(at)
     if reader is None:
         return f"{name}: stands at {tuple(hello.position)} of another attempt" if hello else name
@@ -100,7 +100,7 @@ def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:
         return f"{name}: a new process; it can only begin again together with all others"
     if reader.left:
         return f"{name}: has left"
-    return f"{name}: its loop last asked {reader.idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
+    return f"{name}: its loop last asked {reader.loop_idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
 
 
 def rejoining(session: StreamSession, now: float) -> tuple[list[Coordinates], list[bytes]]:
@@ -119,7 +119,7 @@ def _silent(session: StreamSession, now: float) -> Iterator[Coordinates]:
     """Of an attempt. While the stream is made again a reader has nothing to say, as long as it is connected."""
     if session.phase is not Phase.ENDED:
         for reader in session.roster:
-            quiet = not reader.left and now - reader.heard_s > session.offer.rejoin_after_s
+            quiet = not reader.left and now - reader.heard_s > session.spec.rejoin_after_s
             if quiet and (session.phase is not Phase.RESTORING or not reader.peer):
                 yield reader.at
 
@@ -127,7 +127,7 @@ def _silent(session: StreamSession, now: float) -> Iterator[Coordinates]:
 def _unheard(session: StreamSession, now: float) -> set[Coordinates]:
     """Whom those that have said HELLO wait for, and who was not refused."""
     met = session.phase in (Phase.RESTORING, Phase.WELCOMING)
-    if met or session.meeting.waited(now) <= session.offer.rejoin_after_s:
+    if met or session.meeting.waited(now) <= session.spec.rejoin_after_s:
         return set()
     return set(session.meeting.absent(session.meeting.lists()[0])) - session.dismissal.refused
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ from packhorse_service.protocol.admission import Limits
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.stream_session import Effect, Make, Restore, Send, StreamSession
-from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import Curve
 from packhorse_service.server.inbound import Door, Heard
 from packhorse_service.server.producer import Failed, Made, NotRestored, Producer, Restored
@@ -93,13 +92,11 @@ class Server:
                 self._clients.require_readers(plan.layout, plan.contract.readers, plan.name)
         self._router = Router(listen, curve=curve, insecure=insecure)
         self.endpoint = self._router.endpoint
-        name = secrets.token_bytes(8)
         self._streams = {
             plan.name: Served(
                 plan.name,
                 StreamSession(
-                    Offer(
-                        server=name,
+                    StreamSpec(
                         stream=plan.name,
                         layout=plan.layout,
                         contract=plan.contract,
@@ -114,7 +111,7 @@ class Server:
             for plan, engine in streams
         }
         self._first, *self._further = self._streams.values()
-        readers = sum(len(stream.session.offer.readers) for stream in self._streams.values())
+        readers = sum(len(stream.session.spec.readers) for stream in self._streams.values())
         self._door = Door(self._router, Limits.for_readers(readers), self._first.name)
         self._wrong_claims: set[Violation] = set()  # that were logged
         self._stopping: str | None = None
@@ -264,9 +261,9 @@ class Server:
         Only HELLO claims a rank. All that follows is bound to the connection that said it, and so to its key.
         """
         session, hello = stream.session, heard.message
-        if self._clients is None or not isinstance(hello, Hello) or hello.reader not in session.offer.readers:
+        if self._clients is None or not isinstance(hello, Hello) or hello.reader not in session.spec.readers:
             return []
-        violation = self._clients.claim_refusal(heard.key, session.offer.layout.rank(hello.reader))
+        violation = self._clients.claim_refusal(heard.key, session.spec.layout.rank(hello.reader))
         if violation is None:
             return []
         named = session.dismissal.refuse(hello, [violation])

@@ -471,7 +471,7 @@ def test_a_damaged_header_never_fails_otherwise() -> None:
     source = random.Random(0)
     for case in (WHOLE, SLICED):
         body, payload = body_and_payload(case, 0, with_keys=True)
-        header = encode(Batch(stream="train", attempt=ATTEMPT, floor=ORIGIN, body=body))
+        header = encode(Batch(stream="train", attempt=ATTEMPT, low_watermark=ORIGIN, body=body))
         for _ in range(1000):
             changed = bytearray(header)
             changed[source.randrange(len(header))] = source.randrange(256)

@@ -37,7 +37,7 @@ from packhorse.wire.messages import (
     Bye,
     End,
     ErrorCode,
-    Give,
+    GetSnapshot,
     Hello,
     Message,
     ServerError,
@@ -58,7 +58,7 @@ IDENTITY = Identity(
     layout=LAYOUT,
     contract=DECLARED,
     window=4,
-    patience_s=30.0,
+    start_timeout_s=30.0,
 )
 
 
@@ -68,11 +68,13 @@ def welcome(position: Position = ORIGIN, attempt: bytes = ATTEMPT, fingerprint: 
     return replace(example, position=position, attempt=attempt, fingerprint=fingerprint)
 
 
-def batch(position: tuple[int, int], floor: Position = ORIGIN, attempt: bytes = ATTEMPT) -> Batch:
+def batch(position: tuple[int, int], low_watermark: Position = ORIGIN, attempt: bytes = ATTEMPT) -> Batch:
     example = EXAMPLES["BATCH"]
     assert isinstance(example, Batch)
     step, index = position
-    return altered(example, floor=floor, attempt=attempt, body=altered(example.body, step=step, index=index))
+    return altered(
+        example, low_watermark=low_watermark, attempt=attempt, body=altered(example.body, step=step, index=index)
+    )
 
 
 def end(position: Position, attempt: bytes = ATTEMPT) -> End:
@@ -141,14 +143,14 @@ def kinds(effects: Sequence[Effect]) -> list[str]:
 # The table ------------------------------------------------------------------------------------------
 
 HOLDS_SNAPSHOT = NUM_MICROBATCHES  # micro-batches after which a session holds the snapshot before step 1
-GIVE = Give(stream="train", step=1, digest=digest_of(snapshot_before(1)))
+GET_SNAPSHOT = GetSnapshot(stream="train", step=1, digest=digest_of(snapshot_before(1)))
 AT = Position(1, 0)  # where a session stands that has handed out one step
 HELLO_AGAIN = ["Forget", "Send Hello"]
 
 TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.GREETING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
     (State.GREETING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
-    (State.GREETING, GIVE, State.GREETING, ["Send Snapshot"]),
+    (State.GREETING, GET_SNAPSHOT, State.GREETING, ["Send Snapshot"]),
     (State.GREETING, EXAMPLES["WAIT"], State.GREETING, []),
     (State.GREETING, error(ErrorCode.HELLO), State.GREETING, HELLO_AGAIN),
     (State.GREETING, error(ErrorCode.REJOIN), State.GREETING, ["Reconnect"]),
@@ -157,7 +159,7 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.GREETING, end(AT), State.GREETING, []),
     (State.STREAMING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
     (State.STREAMING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
-    (State.STREAMING, GIVE, State.STREAMING, ["Send Snapshot"]),
+    (State.STREAMING, GET_SNAPSHOT, State.STREAMING, ["Send Snapshot"]),
     (State.STREAMING, EXAMPLES["WAIT"], State.STREAMING, []),
     (State.STREAMING, error(ErrorCode.HELLO), State.GREETING, HELLO_AGAIN),
     (State.STREAMING, error(ErrorCode.REJOIN), State.STREAMING, ["Reconnect"]),
@@ -166,7 +168,7 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.STREAMING, end(AT), State.STREAMING, ["Finish"]),
     (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
     (State.ENDED, welcome(attempt=OTHER), State.ENDED, []),
-    (State.ENDED, GIVE, State.ENDED, ["Send Snapshot"]),
+    (State.ENDED, GET_SNAPSHOT, State.ENDED, ["Send Snapshot"]),
     (State.ENDED, error(), State.ENDED, ["Send Hello"]),
     (State.ENDED, error(ErrorCode.REJOIN), State.ENDED, ["Reconnect"]),
     *(
@@ -184,10 +186,10 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
             end(AT),
         )
     ),
-    (State.FAILED, GIVE, State.FAILED, []),
+    (State.FAILED, GET_SNAPSHOT, State.FAILED, []),
     # A reader that has ended answers, so that the others can go on.
     (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
-    (State.ENDED, GIVE, State.ENDED, ["Send Snapshot"]),
+    (State.ENDED, GET_SNAPSHOT, State.ENDED, ["Send Snapshot"]),
     (State.ENDED, error(ErrorCode.HELLO), State.ENDED, ["Send Hello"]),
     (State.ENDED, error(ErrorCode.REJOIN), State.ENDED, ["Reconnect"]),
 ]
@@ -262,7 +264,7 @@ def test_a_new_process_says_who_it_is_and_that_it_holds_nothing() -> None:
         snapshots=(),
         last_digest=b"",
         window=4,
-        patience_s=30.0,
+        start_timeout_s=30.0,
     )
     assert not hello.has_handed_out
 
@@ -345,7 +347,7 @@ def test_a_reader_that_has_failed_says_nothing() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_bye_says_whether_the_end_was_handed_out(state: State) -> None:
-    assert session_in(state).bye() == Bye(stream="train", finished=state is State.ENDED)
+    assert session_in(state).bye() == Bye(stream="train")
 
 
 # WELCOME --------------------------------------------------------------------------------------------
@@ -353,7 +355,9 @@ def test_bye_says_whether_the_end_was_handed_out(state: State) -> None:
 
 def test_welcome_brings_attempt_contract_and_fingerprint_and_is_acknowledged() -> None:
     session = session_in(State.GREETING)
-    assert sent(session.receive(welcome(), [])) == [Ack(stream="train", attempt=ATTEMPT, position=ORIGIN, idle_s=0.0)]
+    assert sent(session.receive(welcome(), [])) == [
+        Ack(stream="train", attempt=ATTEMPT, position=ORIGIN, loop_idle_s=0.0)
+    ]
     assert (session.attempt, session.fingerprint, session.contract) == (ATTEMPT, FINGERPRINT, CONTRACT)
 
 
@@ -445,7 +449,7 @@ def test_a_duplicate_is_dropped_and_changes_nothing(position: tuple[int, int]) -
     session = session_in(State.STREAMING, taken=3)
     session.receive(batch((0, 3)), frames_of(batch((0, 3))))
     before = copy.deepcopy(session)
-    assert session.receive(batch(position, floor=Position(9, 0)), [b"other payload"]) == []
+    assert session.receive(batch(position, low_watermark=Position(9, 0)), [b"other payload"]) == []
     assert session == before
 
 
@@ -500,7 +504,7 @@ def test_the_end_has_a_position_and_is_acknowledged() -> None:
     assert (session.state, session.position) == (State.STREAMING, Position(1, 0))
     session.end_handed_out()
     assert (session.state, session.position) == (State.ENDED, Position(2, 0))
-    assert session.ack(3.5) == Ack(stream="train", attempt=ATTEMPT, position=Position(2, 0), idle_s=3.5)
+    assert session.ack(3.5) == Ack(stream="train", attempt=ATTEMPT, position=Position(2, 0), loop_idle_s=3.5)
 
 
 def test_behind_the_end_of_a_pass_the_next_one_goes_on() -> None:
@@ -558,7 +562,7 @@ def test_a_refusal_carries_every_violation(state: State) -> None:
 def test_a_fatal_error_is_raised_in_the_loop_with_the_servers_words(code: ErrorCode) -> None:
     session = session_in(State.STREAMING)
     bye, failure = session.receive(error(code, fatal=True), [])
-    assert bye == Send(Bye(stream="train", finished=False)), "the server waits for it before it goes"
+    assert bye == Send(Bye(stream="train")), "the server waits for it before it goes"
     assert isinstance(failure, Fail)
     assert isinstance(failure.error, ServerFailed)
     assert str(failure.error) == "what happened"
@@ -580,12 +584,12 @@ def held(session: ClientSession) -> list[int]:
 
 def after_steps(count: int) -> ClientSession:
     session = session_in(State.STREAMING, taken=count * NUM_MICROBATCHES)
-    assert held(session) == list(range(1, count + 1)), "the floor has not moved"
+    assert held(session) == list(range(1, count + 1)), "the low watermark has not moved"
     return session
 
 
 @pytest.mark.parametrize(
-    ("floor", "kept"),
+    ("low_watermark", "kept"),
     [
         (Position(0, 0), [1, 2, 3, 4, 5]),
         (Position(0, 3), [1, 2, 3, 4, 5]),
@@ -598,9 +602,11 @@ def after_steps(count: int) -> ClientSession:
         (Position(9, 0), [4, 5]),
     ],
 )
-def test_snapshots_are_kept_from_the_last_at_or_below_the_floor(floor: Position, kept: list[int]) -> None:
+def test_snapshots_are_kept_from_the_last_at_or_below_the_low_watermark(
+    low_watermark: Position, kept: list[int]
+) -> None:
     session = after_steps(5)
-    session.receive(batch((5, 0), floor=floor), [b"payload"])
+    session.receive(batch((5, 0), low_watermark=low_watermark), [b"payload"])
     assert held(session) == kept
     assert all(session.snapshots[step] == snapshot_before(step) for step in kept)
 
@@ -616,19 +622,19 @@ def test_a_snapshot_that_arrives_is_the_stream_behind_its_step() -> None:
 
 def test_a_snapshot_is_given_when_it_is_asked_for_by_digest() -> None:
     session = after_steps(2)
-    give = Give(stream="train", step=2, digest=digest_of(snapshot_before(2)))
+    give = GetSnapshot(stream="train", step=2, digest=digest_of(snapshot_before(2)))
     assert session.receive(give, []) == [Send(Snapshot(stream="train", step=2), (snapshot_before(2),))]
 
 
 @pytest.mark.parametrize(
     "give",
     [
-        Give(stream="train", step=3, digest=digest_of(snapshot_before(3))),
-        Give(stream="train", step=2, digest=digest_of(snapshot_before(1))),
-        Give(stream="train", step=0, digest=bytes(16)),
+        GetSnapshot(stream="train", step=3, digest=digest_of(snapshot_before(3))),
+        GetSnapshot(stream="train", step=2, digest=digest_of(snapshot_before(1))),
+        GetSnapshot(stream="train", step=0, digest=bytes(16)),
     ],
 )
-def test_a_snapshot_that_is_not_held_is_refused_and_changes_nothing(give: Give) -> None:
+def test_a_snapshot_that_is_not_held_is_refused_and_changes_nothing(give: GetSnapshot) -> None:
     session = after_steps(2)
     before = copy.deepcopy(session)
     with pytest.raises(ProtocolError, match=f"step {give.step} that is not held"):
@@ -685,7 +691,7 @@ def test_whatever_arrives_the_loop_is_handed_every_position_once_and_in_order(ev
                 carry_out(session.receive(welcome(place(number_of(session.position) - number)), []))
             case _:
                 offset = 0 if event == "next" else number
-                message = batch(place(number_of(session.expected) + offset), floor=session.position)
+                message = batch(place(number_of(session.expected) + offset), low_watermark=session.position)
                 message = altered(message, attempt=OTHER if event == "stale" else ATTEMPT)
                 carry_out(session.receive(message, frames_of(message)))
         assert event == "take" or session.position == before

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from packhorse import AuthenticationFailed, Feed, TransportError, connection
+from packhorse import AuthenticationFailed, Feed, TransportError
 from packhorse.transport.handshakes import CLOSED_LIMIT, Handshakes
 from packhorse.transport.key_files import ClientKey, find_client_key
 from packhorse.transport.zmtp_probe import mechanism_of
@@ -179,14 +179,12 @@ def test_a_feed_with_a_key_hears_within_seconds_that_the_server_has_none(tmp_pat
 
 
 @pytest.mark.parametrize("answer", [b"", HTTP], ids=["closes", "http"])
-def test_a_feed_goes_on_trying_where_another_program_listens(
-    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_feed_goes_on_trying_where_another_program_listens(answer: bytes, tmp_path: Path) -> None:
     """Even where ZeroMQ has given up: at what is no greeting it does, without a word."""
-    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.05)
     key_file = make_keys(tmp_path / "keys") / "trainers.key"
     with Listener(answer) as other:
         feed = Feed(other.endpoint, key_file=key_file, start_timeout=DEADLINE_S, arrays="numpy")
+        feed._connection.session.keep_alive_s = 0.05
         wait_until(lambda: other.connections > 12, "tries")
         assert feed._connection.handover.error is None
         feed.__exit__(ZeroDivisionError, ZeroDivisionError(), None)

@@ -10,7 +10,7 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
-from packhorse_service.loadtest.run.simulated_rank import KEEP_ALIVE_S, Pace, Period, SimulatedRank, Taken
+from packhorse_service.loadtest.run.simulated_rank import Pace, Period, SimulatedRank, Taken
 from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
 
 THINK_S = 2.0
@@ -128,7 +128,7 @@ def test_a_rank_that_stops_takes_nothing_until_it_resumes() -> None:
     give(rank, 1, 15.5)
     rank.tick(17.0)
     assert (rank.taken, rank.think_until) == (1, 40.0)
-    idle = [e.message.idle_s for e in rank.tick(30.0) if isinstance(e, Send) and isinstance(e.message, Ack)]
+    idle = [e.message.loop_idle_s for e in rank.tick(30.0) if isinstance(e, Send) and isinstance(e.message, Ack)]
     assert idle == [pytest.approx(15.0)], "it lives, and says that its loop does not ask"
     rank.tick(40.0)
     assert rank.taken == 2
@@ -149,8 +149,8 @@ def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
     wait = Wait(
         stream="train",
         reason=WaitReason.SLOW_READERS,
-        whom=("rank 1 (dp1·cp0·tp0·pp0): its loop last asked 4 s ago", "and 3 more"),
-        since_s=1.0,
+        ranks=("rank 1 (dp1·cp0·tp0·pp0): its loop last asked 4 s ago", "and 3 more"),
+        waited_s=1.0,
     )
     rank.receive(wait, (), 16.0)
     assert not rank.tally.waiting_for, "it is thinking"
@@ -165,7 +165,7 @@ def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
 
 def test_it_says_every_keep_alive_interval_that_it_lives() -> None:
     rank = streaming(at=10.0)
-    assert rank.due == 10.0 + KEEP_ALIVE_S
+    assert rank.due == 10.0 + rank.session.keep_alive_s
     assert acked(list(rank.tick(11.0))) == [Position(0, 0)]
     assert rank.due == 12.0
 
@@ -203,7 +203,7 @@ def test_the_end_is_taken_and_ends_it() -> None:
     assert acked(list(rank.delivered(None, 40.0))) == [Position(2, 0)]
     assert rank.ended
     bye = [effect.message for effect in rank.leave(41.0) if isinstance(effect, Send)]
-    assert bye[-1] == Bye(stream="train", finished=True)
+    assert bye[-1] == Bye(stream="train")
     assert isinstance(end(Position(1, 0)), End)
 
 

@@ -11,7 +11,7 @@ from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.pipeline.run import plan_stream
 from packhorse_service.protocol.effects import Make
 from packhorse_service.protocol.stream_session import StreamSession
-from packhorse_service.protocol.stream_spec import Offer, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.producer import Made, Producer
 from tests.harness import wait_until
 from tests.service.corpus import inline_engine, random_lengths, write_source
@@ -34,8 +34,7 @@ class Looking:
         plan = plan_stream(config, folder)
         self.producer = Producer(plan, inline_engine(plan), lambda: None)
         self.session = StreamSession(
-            Offer(
-                server=b"server!!",
+            StreamSpec(
                 stream=plan.name,
                 layout=plan.layout,
                 contract=plan.contract,

@@ -41,10 +41,10 @@ def session_of(network: Network) -> StreamSession:
     return network.server.session
 
 
-def says(network: Network, at: Coordinates, idle_s: float) -> None:
+def says(network: Network, at: Coordinates, loop_idle_s: float) -> None:
     """Its keep-alive."""
     client = network.clients[at]
-    client.to_server.append([encode(client.session.ack(idle_s))])
+    client.to_server.append([encode(client.session.ack(loop_idle_s))])
     while network.deliver_to_server(at):
         pass
 

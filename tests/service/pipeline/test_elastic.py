@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ContractError, ProtocolError, SourceError
-from packhorse_service import stream as stream_module
 from packhorse_service.framing import FramedStep
+from packhorse_service.mixing import sample_stream
 from packhorse_service.mixing.order import Order, SourceOrder
 from packhorse_service.mixing.over_length import ERAS_LIMIT
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
@@ -388,8 +388,8 @@ def test_as_much_is_drawn_ahead_as_a_snapshot_can_tell(
     write_source(tmp_path / "docs", random_lengths(3, 3, 60, longest=12))
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar"}}
     plan = make_plan(tmp_path, sources, **changed(MODES[mode], {}, packing={"lookahead": 64}))
-    monkeypatch.setattr(stream_module, "PIECES_LIMIT", 30)
-    monkeypatch.setattr(stream_module, "MARK_EVERY", 4)
+    monkeypatch.setattr(sample_stream, "PIECES_LIMIT", 30)
+    monkeypatch.setattr(sample_stream, "MARK_EVERY", 4)
     whole = run_plan(plan)
     assert delivered(whole, plan) == stored_pairs(sorted((tmp_path / "docs").iterdir()))
     for step in whole:
@@ -403,7 +403,7 @@ def test_a_shorter_length_that_makes_more_pieces_than_a_snapshot_tells_is_refuse
 ) -> None:
     sources = over_long_source(tmp_path)
     snapshot = run_plan(make_plan(tmp_path, sources, packing={"lookahead": 8}), limit=1)[0].snapshot
-    monkeypatch.setattr(stream_module, "PIECES_LIMIT", 60)
+    monkeypatch.setattr(sample_stream, "PIECES_LIMIT", 60)
     with pytest.raises(
         ContractError, match=r"at seq_length=8 the samples drawn .* at most 60; resume with a longer one"
     ):

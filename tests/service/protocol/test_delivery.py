@@ -16,9 +16,9 @@ from packhorse_service.protocol.readers import Reader, Roster
 from packhorse_service.protocol.rendezvous import Greeting
 from packhorse_service.protocol.step_buffer import Supply
 from tests.client.messages import EXAMPLES
-from tests.protocol.network import LAYOUT, Stream, offer
+from tests.protocol.network import LAYOUT, Stream, stream_spec
 
-READERS = sorted(offer().readers)
+READERS = sorted(stream_spec().readers)
 MICRO_BATCHES = 2
 WINDOW = 3
 
@@ -30,7 +30,7 @@ def delivery() -> Delivery:
     origin = Position(0, 0)
     begins = replace(hello, layout=LAYOUT, start=origin, position=origin, window=WINDOW, snapshots=(), last_digest=b"")
     greetings = {at: Greeting(bytes([number]), replace(begins, reader=at)) for number, at in enumerate(READERS)}
-    return Delivery("train", bytes(8), MICRO_BATCHES, Roster(greetings, offer()), Supply(steps_ahead=4))
+    return Delivery("train", bytes(8), MICRO_BATCHES, Roster(greetings, stream_spec()), Supply(steps_ahead=4))
 
 
 def make(to: Delivery, stream: Stream, steps: int = 1) -> None:

@@ -14,15 +14,14 @@ from packhorse.rules import Violation
 from packhorse.wire.messages import Hello, Reject, Welcome, decode, encode
 from packhorse_service.protocol.stream_session import Send as ServerSend
 from packhorse_service.protocol.stream_session import StreamSession
-from packhorse_service.protocol.stream_spec import Offer, disagreements, readers_of
+from packhorse_service.protocol.stream_spec import StreamSpec, disagreements, readers_of
 
 LAYOUT = ParallelLayout(data=2)
 
 
-def offer(**declared: Any) -> Offer:
+def stream_spec(**declared: Any) -> StreamSpec:
     contract = resolve(BatchContract(**declared), LAYOUT, seq_length=8, global_batch_size=4, vocab_size=100)
-    return Offer(
-        server=b"server!!",
+    return StreamSpec(
         stream="train",
         layout=LAYOUT,
         contract=contract,
@@ -62,13 +61,13 @@ def greeted(server: StreamSession, *clients: ClientSession) -> list[ServerSend]:
 
 def test_every_broken_rule_refuses_the_reader_at_once() -> None:
     contract = BatchContract(seq_length=16, trainer=TrainerFacts(transformer_impl="local"))
-    found = offer().refusals(hello_of(client(0, contract, window=1)))
+    found = stream_spec().refusals(hello_of(client(0, contract, window=1)))
     assert [violation.rule for violation in found] == ["SEQ_LENGTH_MATCH", "THD_BACKEND", "WINDOW"]
 
 
 def test_a_warning_refuses_nobody_and_reaches_the_log_once_and_every_reader(caplog: pytest.LogCaptureFixture) -> None:
     clients = [client(0), client(1)]
-    sent = greeted(StreamSession(offer(loss_reduction=LossReduction.MEAN)), *clients)
+    sent = greeted(StreamSession(stream_spec(loss_reduction=LossReduction.MEAN)), *clients)
     welcomes = [effect for effect in sent if isinstance(effect.message, Welcome)]
     assert len(welcomes) == len(clients)
     for effect, session in zip(welcomes, clients, strict=True):
@@ -79,7 +78,7 @@ def test_a_warning_refuses_nobody_and_reaches_the_log_once_and_every_reader(capl
 
 
 def test_readers_that_declare_different_contracts_are_all_refused_by_name() -> None:
-    server = StreamSession(offer())
+    server = StreamSession(stream_spec())
     sent = greeted(server, client(0, BatchContract(seq_length=8)), client(1))
     assert [type(effect.message) for effect in sent] == [Reject, Reject]
     assert isinstance(sent[0].message, Reject)
@@ -90,7 +89,7 @@ def test_readers_that_declare_different_contracts_are_all_refused_by_name() -> N
 
 
 def test_readers_that_were_refused_may_agree_and_come_again() -> None:
-    server = StreamSession(offer())
+    server = StreamSession(stream_spec())
     greeted(server, client(0, BatchContract(seq_length=8)), client(1))
     sent = greeted(server, client(0), client(1))
     assert [type(effect.message) for effect in sent] == [Welcome, Welcome]

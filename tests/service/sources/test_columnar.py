@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from webdataset import TarWriter
 
 from packhorse.errors import SourceError
-from packhorse_service import decoding
+from packhorse_service.loading import decode
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.sources import npy
@@ -84,7 +84,7 @@ def outcomes(path: Path, block_bytes: int) -> Iterator[tuple[Outcome, Outcome]]:
         request = BlockRequest("s", shard, offset, 0)
         found, behind = outcome(loader, request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(decoding, "read_uniform", lambda *_: None)
+            patch.setattr(decode, "read_uniform", lambda *_: None)
             yield found, outcome(loader, request)[0]
         if behind is None:
             return

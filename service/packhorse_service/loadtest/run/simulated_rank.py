@@ -17,9 +17,7 @@ from packhorse.protocol.client_session import ClientSession, Effect, Forget, Sen
 from packhorse.wire.messages import Frames, Message, Wait
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
 
-__all__ = ["KEEP_ALIVE_S", "Pace", "Period", "SimulatedRank", "Taken"]
-
-KEEP_ALIVE_S = 1.0
+__all__ = ["Pace", "Period", "SimulatedRank", "Taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class SimulatedRank:
 
     def begin(self, now: float) -> None:
         """Its connection is being made."""
-        self.keep_alive_at = now + KEEP_ALIVE_S
+        self.keep_alive_at = now + self.session.keep_alive_s
 
     def came_up(self, now: float) -> list[Effect]:
         self.connected = True
@@ -154,7 +152,7 @@ class SimulatedRank:
         """The server says it every keep-alive interval: each time stands for a second of one waiting rank."""
         if self.period.counts(now):
             self.tally.waiting_for[f"{wait.reason}"] += 1
-            for name in wait.whom:
+            for name in wait.ranks:
                 # "rank 3 (dp3·cp0·tp0·pp0): its loop last asked 9 s ago", or "and 12 more"
                 whom = "others" if name.startswith("and ") else name.partition(": ")[0]
                 self.tally.waiting_for[f"{wait.reason}: {whom}"] += 1
@@ -172,7 +170,7 @@ class SimulatedRank:
         if now >= self.think_until:
             effects += self._ask(now)
         if now >= self.keep_alive_at:
-            self.keep_alive_at = now + KEEP_ALIVE_S
+            self.keep_alive_at = now + self.session.keep_alive_s
             effects += self._live(now) if self.connected else []
         return effects
 
