@@ -33,7 +33,7 @@ from packhorse_service.config.serve_config import (
     TokenizerConfig,
 )
 from packhorse_service.config.yaml_check import section_in
-from packhorse_service.text.formatting import human
+from packhorse_service.text.formatting import human_bytes
 from tools.docs.markdown import code, either, table
 
 __all__ = ["settings", "trainer_facts"]
@@ -165,7 +165,7 @@ def _default(model: type[Section], name: str, info: FieldInfo) -> str:
         return REQUIRED
     value = info.get_default(call_default_factory=True)
     if info.annotation is int and name.endswith("_bytes"):
-        return human(value)
+        return human_bytes(value)
     return "" if isinstance(value, BaseModel) else _value(value)
 
 

@@ -36,7 +36,7 @@ from packhorse_service.planning.windows import check_window
 from packhorse_service.protocol.derived import derived_values
 from packhorse_service.server.authentication import load_clients
 from packhorse_service.server.bind_policy import require_private
-from packhorse_service.text.formatting import human
+from packhorse_service.text.formatting import human_bytes
 
 __all__ = [
     "Report",
@@ -213,7 +213,7 @@ def _show_stream(report: Report, console: Console) -> None:
     facts = Table("follows from the layout", "", show_edge=False)
     for name, value in report.derived.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        shown = human if name.endswith("_bytes") else str
+        shown = human_bytes if name.endswith("_bytes") else str
         for part, each in inner:
             facts.add_row(f"{name.removesuffix('_bytes')} {part}".strip().replace("_", " "), _plain(shown(each)))
     console.print(facts)

@@ -29,7 +29,7 @@ from packhorse_service.packing.packer import DEFAULT_LOOKAHEAD
 from packhorse_service.protocol.derived import MASK_BYTES
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.sources.shards import expand_shards
-from packhorse_service.text.formatting import human
+from packhorse_service.text.formatting import human_bytes
 
 __all__ = ["MemoryBound", "Part", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
 
@@ -112,12 +112,12 @@ def refuse_over_limit(config: ServeConfig, bound: MemoryBound) -> None:
     if limit is None or bound.total <= limit:
         return
     lines = [
-        f"  {part.replace('_', ' ')} {human(size)}" + (f": lower {KNOBS[part]}" if part in KNOBS else "")
+        f"  {part.replace('_', ' ')} {human_bytes(size)}" + (f": lower {KNOBS[part]}" if part in KNOBS else "")
         for part, size in Counter(bound.parts).most_common()
     ]
     raise ConfigError(
-        f"memory_limit={human(limit)} must be at least {human(bound.total)}, which the server may come to hold; "
-        "raise it, or:\n" + "\n".join(lines)
+        f"memory_limit={human_bytes(limit)} must be at least {human_bytes(bound.total)}, which the server may come "
+        "to hold; raise it, or:\n" + "\n".join(lines)
     )
 
 

@@ -112,11 +112,11 @@ def plan(
     with progress(Console(stderr=True), steps) as advance:
         if lengths is not None:
             _refuse_both(config)
-            tally = plan_lengths(load_lengths(lengths, ids=ids), _lengths_options(lengths, steps, given), advance)
+            collector = plan_lengths(load_lengths(lengths, ids=ids), _lengths_options(lengths, steps, given), advance)
         else:
             found = _only_a_feed(config, [*given, *(["ids"] if ids else [])])
-            tally = plan_feed(load_config(found), found.parent, str(found), steps, advance)
-        report = compared(tally)
+            collector = plan_feed(load_config(found), found.parent, str(found), steps, advance)
+        report = compared(collector)
     return _tell(report, json_=json_, picture=plot)
 
 

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from packhorse.errors import StartTimeout
 from packhorse_service.demo.corpus import CorpusSizes, make_corpus
-from packhorse_service.demo.demo_progress import Progress
+from packhorse_service.demo.demo_progress import TrainingProgress
 from packhorse_service.demo.packs import load_packs
-from packhorse_service.demo.step_lines import StepReport, Tail, lines_file
+from packhorse_service.demo.step_lines import RankStepReport, Tail, lines_file
 from packhorse_service.processes import ChildFailed, Children, pause, start_server, stop_signals
 
 __all__ = ["DemoSizes", "run_demo"]
@@ -82,7 +82,7 @@ def _run(console: Console, out: Path, steps: int | None, sizes: DemoSizes) -> in
     _prepare(work)
     corpus = make_corpus(work, sizes.corpus)
     console.print(f"{corpus.documents} documents and {corpus.chats} chats from the standard library, in {work}")
-    progress = Progress(console)
+    progress = TrainingProgress(console)
     with stop_signals() as asked, Children(work) as children:
         endpoint = _serve(children, work, sizes, asked)
         children.start_ranks(_trainer(endpoint, work, steps, sizes), RANKS)
@@ -130,7 +130,7 @@ def _trainer(endpoint: str, work: Path, steps: int | None, sizes: DemoSizes) -> 
     return [sys.executable, "-m", "packhorse_service.demo.trainer", *words]
 
 
-def _follow(children: Children, work: Path, progress: Progress, asked: threading.Event) -> None:
+def _follow(children: Children, work: Path, progress: TrainingProgress, asked: threading.Event) -> None:
     """Show what the ranks report until every process has ended."""
     tails = [Tail(work / lines_file(rank)) for rank in range(RANKS)]
     running = True
@@ -138,7 +138,7 @@ def _follow(children: Children, work: Path, progress: Progress, asked: threading
         while running:
             running = not children.all_ended()  # before the last look at the files, so that no line is missed
             for line in (line for tail in tails for line in tail.lines()):
-                progress.add(StepReport.parse(line))
+                progress.add(RankStepReport.parse(line))
             progress.line()
             pause(asked, POLL_S)
 

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from packhorse_service.demo.step_lines import StepReport
+from packhorse_service.demo.step_lines import RankStepReport
 from packhorse_service.text.sparkline import sparkline
 
-__all__ = ["Progress", "Training"]
+__all__ = ["Training", "TrainingProgress"]
 
 CURVE = 60  # columns of the loss curve
 LINE_EVERY_S = 5.0
@@ -25,13 +25,13 @@ class Training:
     """What the ranks have reported so far."""
 
     def __init__(self) -> None:
-        self.latest: dict[int, StepReport] = {}  # by rank
+        self.latest: dict[int, RankStepReport] = {}  # by rank
         self.losses: list[float] = []
         self._tokens: list[int] = []  # of each step
         self._times: list[float] = []  # when each step was first reported
         self._row_tokens = self._row_slots = 0
 
-    def add(self, report: StepReport, now: float) -> None:
+    def add(self, report: RankStepReport, now: float) -> None:
         """Take one rank's report of one step, at ``now`` seconds; the first rank to report a step speaks for it."""
         self.latest[report.rank] = report
         self._row_tokens += report.row_tokens
@@ -61,7 +61,7 @@ class Training:
         return {reason: seconds / len(self.latest) for reason, seconds in total.most_common()}
 
 
-class Progress:
+class TrainingProgress:
     """Shows a training on a console."""
 
     def __init__(self, console: Console) -> None:
@@ -69,7 +69,7 @@ class Progress:
         self._training = Training()
         self._next_line = 0.0
 
-    def add(self, report: StepReport) -> None:
+    def add(self, report: RankStepReport) -> None:
         """Take one rank's report of one step."""
         self._training.add(report, time.monotonic())
 

@@ -11,13 +11,13 @@ from typing import Self
 from packhorse import Feed, MicroBatch
 from packhorse_service.demo.packs import save_slice
 
-__all__ = ["Reporter", "StepReport", "Tail", "lines_file"]
+__all__ = ["RankStepReport", "Reporter", "Tail", "lines_file"]
 
 FIRST_STEPS = 2  # those in the picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class RankStepReport:
     """One rank after one step. Waits are seconds since the rank began."""
 
     rank: int
@@ -50,7 +50,7 @@ class Reporter:
         real = [micro_batch for micro_batch in step if not micro_batch.filler]
         for micro_batch in real if step[0].step < FIRST_STEPS else ():
             save_slice(self._folder, self._feed.coordinates, micro_batch)
-        report = StepReport(
+        report = RankStepReport(
             rank=self._feed.rank,
             step=step[0].step,
             loss=loss,

@@ -20,7 +20,7 @@ from packhorse_service.monitoring.status import (
     StreamPhase,
     StreamStatus,
 )
-from packhorse_service.text.formatting import counted, duration, number, percent
+from packhorse_service.text.formatting import duration, percent, pluralise, si
 
 __all__ = ["NOTABLE", "STALLED_BY", "headline", "in_words", "notable", "tokens_per_s"]
 
@@ -48,7 +48,7 @@ def _failed(stream: StreamStatus) -> Headline:
 
 
 def _stalled(stall: Stall) -> Headline:
-    who = f"{counted(stall.waiting, 'reader')} {'has' if stall.waiting == 1 else 'have'} waited"
+    who = f"{pluralise(stall.waiting, 'reader')} {'has' if stall.waiting == 1 else 'have'} waited"
     sentence = f"{stall.why}. {who if stall.waiting else 'It has lasted'} for {duration(stall.since_s)}"
     if stall.cause is Cause.STARTUP:
         return Headline(Level.NOTICE, "starting", sentence)
@@ -68,7 +68,7 @@ STALLED_BY: Mapping[str, str] = {
 def _forming(stream: StreamStatus) -> Headline:
     here = sum(reader.state is not ReaderState.ABSENT for reader in stream.readers)
     return Headline(
-        Level.NOTICE, "waiting for readers", f"{here:,} of {counted(len(stream.readers), 'reader')} have come"
+        Level.NOTICE, "waiting for readers", f"{here:,} of {pluralise(len(stream.readers), 'reader')} have come"
     )
 
 
@@ -83,13 +83,13 @@ def _welcoming(stream: StreamStatus) -> Headline:
 
 
 def _running(stream: StreamStatus) -> Headline:
-    rate = f"{number(tokens_per_s(stream.history))} tokens/s"
+    rate = f"{si(tokens_per_s(stream.history))} tokens/s"
     return Headline(Level.GOOD, "training", f"step {stream.step:,}, {rate}, useful fill {percent(stream.useful_fill)}")
 
 
 def _ended(stream: StreamStatus) -> Headline:
     return Headline(
-        Level.GOOD, "ended", f"{counted(len(stream.readers), 'reader')} took all {stream.delivered_steps:,} steps"
+        Level.GOOD, "ended", f"{pluralise(len(stream.readers), 'reader')} took all {stream.delivered_steps:,} steps"
     )
 
 

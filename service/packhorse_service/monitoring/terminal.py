@@ -19,7 +19,7 @@ from packhorse_service.monitoring.status import (
     SourceStatus,
     StreamStatus,
 )
-from packhorse_service.text.formatting import counted, duration, human, number, percent
+from packhorse_service.text.formatting import duration, human_bytes, percent, pluralise, si
 from packhorse_service.text.sparkline import sparkline
 
 __all__ = ["STALE_S", "headlines", "plain", "render"]
@@ -165,7 +165,7 @@ def _sources(stream: StreamStatus) -> Table:
     table = _table(Column("source", overflow="ellipsis", no_wrap=True), *map(_right, names))
     for source in stream.sources:
         shares = (percent(source.share), percent(source.weight))
-        counts = (f"{source.samples:,}", number(source.tokens), _epoch(source), f"{source.skipped:,}", _lost(source))
+        counts = (f"{source.samples:,}", si(source.tokens), _epoch(source), f"{source.skipped:,}", _lost(source))
         table.add_row(Text(plain(source.name)), *shares, *counts)
     return table
 
@@ -176,7 +176,7 @@ def _epoch(source: SourceStatus) -> str:
 
 
 def _lost(source: SourceStatus) -> str:
-    return f"{number(source.lost_tokens)} tokens" if source.lost_tokens else "0"
+    return f"{si(source.lost_tokens)} tokens" if source.lost_tokens else "0"
 
 
 def _counts(stream: StreamStatus) -> Table:
@@ -189,20 +189,20 @@ def _counts(stream: StreamStatus) -> Table:
 
 def _counted(stream: StreamStatus) -> Iterator[tuple[str, str]]:
     yield "steps", f"{stream.steps:,} made, {stream.delivered_steps:,} delivered, {stream.held:,} held"
-    yield "tokens", f"{number(stream.tokens)}, {number(stream.loss_tokens)} of them in the loss"
+    yield "tokens", f"{si(stream.tokens)}, {si(stream.loss_tokens)} of them in the loss"
     yield "fill", f"{percent(stream.useful_fill)} useful, {percent(stream.fill)} with alignment padding"
     loaders = stream.loaders
     if loaders.workers:
         waits = f", waits for {loaders.waits_for}" if loaders.waits_for else ""
         yield "loaders", f"{loaders.workers:,}, {loaders.busy:.0%} busy, {loaders.restarts:,} replaced{waits}"
-    again = f"{counted(stream.reconnects, 'reconnect')}, {counted(stream.replayed, 'micro-batch')} sent again"
+    again = f"{pluralise(stream.reconnects, 'reconnect')}, {pluralise(stream.replayed, 'micro-batch')} sent again"
     yield "readers", f"attempt {stream.attempt:,}, {again}"
     if stream.rejects:
         yield "refused", ", ".join(f"{count:,} by {rule}" for rule, count in stream.rejects.items())
     if stream.stalled_s:
         causes = ((duration(seconds), STALLED_BY.get(cause, cause)) for cause, seconds in stream.stalled_s.items())
         yield "stalled", ", ".join(f"{how_long} by {cause}" for how_long, cause in causes)
-    yield "snapshot", human(stream.snapshot_bytes)
+    yield "snapshot", human_bytes(stream.snapshot_bytes)
 
 
 def _events(status: ServerStatus) -> Iterator[tuple[str, str, str]]:

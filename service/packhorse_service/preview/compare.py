@@ -15,7 +15,7 @@ from fractions import Fraction
 from packhorse.contract.layout import ParallelLayout
 from packhorse_service.packing.packer import packing_plan
 from packhorse_service.preview.from_lengths import PlannedLengths, broken_rules, simulate
-from packhorse_service.preview.plan_collector import Planning, Tally
+from packhorse_service.preview.plan_collector import PlanCollector, Planning
 from packhorse_service.preview.plan_report import Candidate, PlanReport, Recommendation
 
 __all__ = ["compared"]
@@ -25,17 +25,17 @@ NEARLY_BEST = 0.99  # of the best worth: as good
 SAMPLES = 1_000_000  # compared at most: the first of the stream
 
 
-def compared(tally: Tally) -> PlanReport:
-    """The report of a tally, with a comparison where samples are packed online."""
-    planning, report = tally.planning, tally.report()
+def compared(collector: PlanCollector) -> PlanReport:
+    """The report of a collector, with a comparison where samples are packed online."""
+    planning, report = collector.planning, collector.report()
     if not planning.online:
         return report
-    lengths = PlannedLengths(tally.lengths[:SAMPLES], tally.drawn_from[:SAMPLES])
+    lengths = PlannedLengths(collector.lengths[:SAMPLES], collector.drawn_from[:SAMPLES])
     resized = [each for factor in FACTORS if (each := _at_length(planning, factor)) is not None]
     # A stream that was stopped is compared up to the same step: at its end, packs of what is left are poorer.
-    steps = None if tally.complete or len(tally.lengths) > SAMPLES else tally.steps
-    tallies = (simulate(lengths, each, steps=steps) for each in resized)
-    candidates = tuple(found for each in tallies if (found := _candidate(each)) is not None)
+    steps = None if collector.complete or len(collector.lengths) > SAMPLES else collector.steps
+    collectors = (simulate(lengths, each, steps=steps) for each in resized)
+    candidates = tuple(found for each in collectors if (found := _candidate(each)) is not None)
     if not candidates:
         return report
     return replace(report, comparison=candidates, recommendation=_recommend(candidates, planning.contract.seq_length))
@@ -56,10 +56,10 @@ def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
     return replace(planning, contract=resized, packing=packing, limit=packing.capacity * multiple)
 
 
-def _candidate(tally: Tally) -> Candidate | None:
-    if not tally.steps:
+def _candidate(collector: PlanCollector) -> Candidate | None:
+    if not collector.steps:
         return None
-    report, contract = tally.report(), tally.planning.contract
+    report, contract = collector.report(), collector.planning.contract
     segments, over, balance = report.segments, report.over_length, report.balance
     if segments is None or over is None or balance is None:
         return None  # nothing to compare; packs made online have all three

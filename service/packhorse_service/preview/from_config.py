@@ -14,16 +14,16 @@ from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.plan_collector import (
     PLANNED_AS,
     MicroBatchFacts,
+    PlanCollector,
     PlannedSource,
     Planning,
     StepFacts,
-    Tally,
 )
 
 __all__ = ["plan_feed"]
 
 
-def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, advance: Advance) -> Tally:
+def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, advance: Advance) -> PlanCollector:
     """Plan the stream to its end, or for as many steps.
 
     Raises ``ConfigError`` where it has no end and ``steps`` is ``None``, and what serving it would raise; only
@@ -33,16 +33,16 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
     plan = plan_stream(_without_stops(config), base)
     engine = make_engine(config, plan)
     try:
-        tally = Tally(_planning(config, plan, origin))
-        pipeline = Pipeline(plan, engine, _Watching(tally, plan))
+        collector = PlanCollector(_planning(config, plan, origin))
+        pipeline = Pipeline(plan, engine, _Watching(collector, plan))
         while (planned := pipeline.next_plan()) is not None:
-            tally.planned(_facts(planned, len(plan.sources)))
-            advance(tally.steps, len(tally.lengths))
-            if steps is not None and tally.steps >= steps and tally.whole:
-                tally.complete = False
+            collector.planned(_facts(planned, len(plan.sources)))
+            advance(collector.steps, len(collector.lengths))
+            if steps is not None and collector.steps >= steps and collector.whole:
+                collector.complete = False
                 break
-        tally.skipped = [pipeline.counts[setting.plan.name].faults for setting in plan.sources]
-        return tally
+        collector.skipped = [pipeline.counts[setting.plan.name].faults for setting in plan.sources]
+        return collector
     finally:
         engine.close()
 
@@ -88,18 +88,18 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
 
 
 class _Watching:
-    """Tells a tally what a pipeline does."""
+    """Tells a collector what a pipeline does."""
 
-    def __init__(self, tally: Tally, plan: StreamPlan) -> None:
-        self._tally, self._plan = tally, plan
+    def __init__(self, collector: PlanCollector, plan: StreamPlan) -> None:
+        self._collector, self._plan = collector, plan
 
     def drawn(self, sample: DrawnSample) -> None:
         shard = self._plan.sources[sample.source].shards[sample.shard].name
         place = f"shard {shard!r}, sample {sample.key!r}"
-        self._tally.drawn(sample.source, sample.epoch, sample.slots, sample.pieces, place)
+        self._collector.drawn(sample.source, sample.epoch, sample.slots, sample.pieces, place)
 
     def packed(self, micro_batch: Assembled) -> None:
-        self._tally.packed([piece.number for piece in micro_batch.pieces], self._plan.cost.cost(micro_batch.slots))
+        self._collector.packed([piece.number for piece in micro_batch.pieces], self._plan.cost.cost(micro_batch.slots))
 
 
 def _facts(planned: PlannedStep, sources: int) -> StepFacts:

@@ -18,10 +18,10 @@ from packhorse_service.planning.balance import CostModel, deal_window, plan_step
 from packhorse_service.preview.plan_collector import (
     PLANNED_AS,
     MicroBatchFacts,
+    PlanCollector,
     PlannedSource,
     Planning,
     StepFacts,
-    Tally,
 )
 from packhorse_service.preview.statistics import Ints
 
@@ -57,13 +57,13 @@ class PlannedLengths:
     sources: Sequence[int]
 
 
-def plan_lengths(lengths: Ints, options: LengthsOptions, advance: Advance) -> Tally:
+def plan_lengths(lengths: Ints, options: LengthsOptions, advance: Advance) -> PlanCollector:
     """Plan samples of these lengths, each epoch in the order of the file. Raises ``ContractError``, ``ConfigError``."""
     usable = lengths[lengths > 0].tolist()
     samples = PlannedLengths(usable, [0] * len(usable))
-    tally = simulate(samples, _planning(options), epochs=options.epochs, steps=options.steps, advance=advance)
-    tally.empty = (len(lengths) - len(usable)) * options.epochs
-    return tally
+    collector = simulate(samples, _planning(options), epochs=options.epochs, steps=options.steps, advance=advance)
+    collector.empty = (len(lengths) - len(usable)) * options.epochs
+    return collector
 
 
 def _planning(options: LengthsOptions) -> Planning:
@@ -108,25 +108,25 @@ def simulate(
     epochs: int = 1,
     steps: int | None = None,
     advance: Advance = lambda _steps, _samples: None,
-) -> Tally:
+) -> PlanCollector:
     """Pack and plan, to the end or for as many steps, the last window whole."""
-    tally = Tally(planning)
-    stream = _LengthStream(samples, epochs, planning, tally)
+    collector = PlanCollector(planning)
+    stream = _LengthStream(samples, epochs, planning, collector)
     for step in stream.steps():
-        tally.planned(step)
-        advance(tally.steps, len(tally.lengths))
-        if steps is not None and tally.steps >= steps and tally.whole:
-            tally.complete = False
+        collector.planned(step)
+        advance(collector.steps, len(collector.lengths))
+        if steps is not None and collector.steps >= steps and collector.whole:
+            collector.complete = False
             break
-    return tally
+    return collector
 
 
 class _LengthStream:
     """What the pipeline does, of lengths alone."""
 
-    def __init__(self, samples: PlannedLengths, epochs: int, planning: Planning, tally: Tally) -> None:
+    def __init__(self, samples: PlannedLengths, epochs: int, planning: Planning, collector: PlanCollector) -> None:
         self._samples, self._epochs = samples, epochs
-        self._planning, self._tally = planning, tally
+        self._planning, self._collector = planning, collector
         self._cost = CostModel(6 * planning.hidden_size)
         self._cuts = [CUTS[PLANNED_AS[source.over_length]] for source in planning.sources]
         self._packer = packer_for(planning.packing)
@@ -167,7 +167,7 @@ class _LengthStream:
         for epoch in range(self._epochs):
             for index, (length, source) in enumerate(zip(slots, sources, strict=True)):
                 pieces = [length] if length <= limit else [b - a for a, b in self._cuts[source](0, length, limit, 0)]
-                self._tally.drawn(source, epoch, length, len(pieces), f"sample {index}")
+                self._collector.drawn(source, epoch, length, len(pieces), f"sample {index}")
                 for piece in pieces:
                     self._pieces[self._arrived] = (piece, source)
                     self._packer.add(self._arrived, -(-piece // multiple))
@@ -181,5 +181,5 @@ class _LengthStream:
         for length, source in pieces:
             tokens[source] += length
         cost = self._cost.cost(slots)
-        self._tally.packed(numbers, cost)
+        self._collector.packed(numbers, cost)
         return MicroBatchFacts(slots, tokens, cost, sum(slots))

@@ -1,6 +1,6 @@
 """Planned steps, from a pipeline or from lengths alone, to one report.
 
-A tally is told what happens in the order in which it happens: samples drawn, micro-batches packed, steps
+A collector is told what happens in the order in which it happens: samples drawn, micro-batches packed, steps
 planned. It keeps a few integers of each, and computes at the end.
 
 Shapes: D = data-parallel ranks, M = micro-batches of a rank in a step, S = steps.
@@ -23,15 +23,15 @@ from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.rows import row_offsets
 from packhorse_service.preview.plan_report import (
     Balance,
+    Displacement,
     Fill,
-    Order,
     OverLengthReport,
     PlanReport,
+    PlanSetting,
+    PlanStepReport,
     RankCosts,
     Samples,
-    Setting,
     SourceReport,
-    StepReport,
     Stop,
 )
 from packhorse_service.preview.statistics import (
@@ -47,7 +47,7 @@ from packhorse_service.preview.statistics import (
     totals,
 )
 
-__all__ = ["PLANNED_AS", "MicroBatchFacts", "PlannedSource", "Planning", "StepFacts", "Tally"]
+__all__ = ["PLANNED_AS", "MicroBatchFacts", "PlanCollector", "PlannedSource", "Planning", "StepFacts"]
 
 # A sample over length cannot be planned where it would stop the stream: it is left out, and the report says so.
 PLANNED_AS = {policy: policy for policy in OverLength} | {OverLength.ERROR: OverLength.DROP}
@@ -147,7 +147,7 @@ class _Planned(NamedTuple):
     costs: Ints  # [D, M]
 
 
-class Tally:
+class PlanCollector:
     """Adds up what a stream does."""
 
     def __init__(self, planning: Planning) -> None:
@@ -240,7 +240,7 @@ class Tally:
             samples=self._samples(),
             fill=self._fill(),
             segments=percentiles(self._segments) if contract.packed else None,
-            order=Order(self._waits.longest, self._waits.most_late) if self.planning.online else None,
+            order=Displacement(self._waits.longest, self._waits.most_late) if self.planning.online else None,
             balance=None if balance is None else balance.of_stream,
             rank_costs=None if balance is None else balance.of_worst,
             sources=self._sources(),
@@ -260,9 +260,9 @@ class Tally:
         over = f", {sum(self._over)} of them over {self.planning.limit:,} slots" if self.planning.limit else ""
         return f"{self.planning.origin}: nothing to plan: {found}{over}; set over_length to split, or add data"
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> PlanSetting:
         planning, contract = self.planning, self.planning.contract
-        return Setting(
+        return PlanSetting(
             origin=planning.origin,
             packing=str(contract.packing),
             data_parallel=planning.data_parallel,
@@ -332,9 +332,9 @@ class Tally:
             after=rounded(in_time[1]),
         )
 
-    def _step(self, number: int, balance: _Balance | None) -> StepReport:
+    def _step(self, number: int, balance: _Balance | None) -> PlanStepReport:
         step = self._planned[number]
-        return StepReport(
+        return PlanStepReport(
             micro_batches=self.planning.micro_batches - step.fillers,
             fillers=step.fillers,
             unsupervised=step.unsupervised,

@@ -15,27 +15,27 @@ __all__ = [
     "Balance",
     "BeforeAfter",
     "Candidate",
+    "Displacement",
     "Fill",
     "LengthBin",
     "MeanWorst",
-    "Order",
     "OverLengthReport",
     "Percentiles",
     "PlanReport",
+    "PlanSetting",
+    "PlanStepReport",
     "PolicyCost",
     "RankCosts",
     "Recommendation",
     "Samples",
-    "Setting",
     "SourceReport",
-    "StepReport",
     "Stop",
     "as_json",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PlanSetting:
     """What was planned."""
 
     origin: str  # the configuration, or the file of lengths
@@ -100,7 +100,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Displacement:
     """How far packing moves samples; as it leaves the packer, before a window is dealt."""
 
     longest_wait: int  # packs emitted while a sample was pending
@@ -216,7 +216,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class PlanStepReport:
     """One step. ``synchronous`` is as in ``Balance``."""
 
     micro_batches: int  # fillers not counted
@@ -233,7 +233,7 @@ class StepReport:
 class PlanReport:
     """All of it."""
 
-    setting: Setting
+    setting: PlanSetting
     warnings: tuple[str, ...]  # what serve would warn of
     complete: bool  # planned to the end of the stream
     steps: int
@@ -244,14 +244,14 @@ class PlanReport:
     samples: Samples
     fill: Fill
     segments: Percentiles | None  # of a micro-batch
-    order: Order | None
+    order: Displacement | None
     balance: Balance | None
     rank_costs: RankCosts | None
     sources: tuple[SourceReport, ...]
     over_length: OverLengthReport | None
     comparison: tuple[Candidate, ...] | None
     recommendation: Recommendation | None
-    per_step: tuple[StepReport, ...]
+    per_step: tuple[PlanStepReport, ...]
 
 
 def as_json(report: PlanReport) -> str:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from packhorse_service.preview.plan_report import BeforeAfter, OverLengthReport, PlanReport, Stop
 from packhorse_service.preview.unit_names import unit_of
-from packhorse_service.text.formatting import counted, plural
+from packhorse_service.text.formatting import plural_of, pluralise
 
 __all__ = ["progress", "show"]
 
@@ -41,7 +41,7 @@ def show(report: PlanReport, console: Console) -> None:
     micro_batches = setting.num_microbatches * setting.data_parallel
     console.print(
         f"[bold]{escape(setting.origin)}[/]: packing {setting.packing}, seq_length {setting.seq_length:,}, "
-        f"{counted(micro_batches, unit)} a step, data-parallel {setting.data_parallel:,}",
+        f"{pluralise(micro_batches, unit)} a step, data-parallel {setting.data_parallel:,}",
         highlight=False,
     )
     console.print(_figures(report, unit))
@@ -86,7 +86,7 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
     samples, over = report.samples, report.fill.packs_over
     epochs = max(source.epochs for source in report.sources)
     skipped = sum(source.skipped for source in report.sources)
-    passes = f"{counted(epochs, 'epoch')} begun"
+    passes = f"{pluralise(epochs, 'epoch')} begun"
     yield (
         "steps",
         f"{report.steps:,}",
@@ -102,11 +102,11 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
         ),
     )
     yield (
-        plural(unit),
+        plural_of(unit),
         f"{report.micro_batches:,}",
         _joined(
             "" if over is None else f"{over:,} over the lower bound",
-            f"{counted(report.fillers, 'filler')} at the end" if report.fillers else "",
+            f"{pluralise(report.fillers, 'filler')} at the end" if report.fillers else "",
             f"{report.dropped:,} more at the end dropped" if report.dropped else "",
         ),
     )
@@ -125,17 +125,17 @@ def _fill_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
         fixed = "for max_segments" if limit is None else f"max_segments is {limit:,}"
         spread = f"{segments.p50:,} / {segments.p99:,} / {segments.max:,}"
         yield f"segments a {unit}", spread, f"p50 / p99 / most, {fixed}"
-    yield "unsupervised", counted(report.unsupervised, unit), "with nothing to train on"
+    yield "unsupervised", pluralise(report.unsupervised, unit), "with nothing to train on"
 
 
 def _order_rows(report: PlanReport) -> Iterator[FigureRow]:
     if report.order is not None:
         yield (
             "longest wait",
-            counted(report.order.longest_wait, "pack"),
+            pluralise(report.order.longest_wait, "pack"),
             f"at a lookahead of {report.setting.lookahead:,}",
         )
-        yield "most late", counted(report.order.most_late, "sample"), "behind the place of arrival"
+        yield "most late", pluralise(report.order.most_late, "sample"), "behind the place of arrival"
 
 
 def _balance_rows(report: PlanReport) -> Iterator[FigureRow]:
@@ -191,7 +191,9 @@ def _sources(report: PlanReport) -> Table:
 
 
 def _over_length(over: OverLengthReport) -> Table:
-    title = f"{counted(over.samples, 'sample')} over {over.limit:,} slots hold {over.tokens:,} tokens, {over.share:.1%}"
+    title = (
+        f"{pluralise(over.samples, 'sample')} over {over.limit:,} slots hold {over.tokens:,} tokens, {over.share:.1%}"
+    )
     table = _table(title, "over_length", "samples cut or dropped", "tokens lost", "extra pieces")
     table.add_row("error", "[red]stops at the first[/]", "", "")
     for policy, cost in over.policies.items():

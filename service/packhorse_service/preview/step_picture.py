@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from packhorse_service.preview.inspected_step import InspectedStep, PlacedMicroBatch, PlacedSample, Selection
 from packhorse_service.preview.unit_names import short_name, unit_of
 from packhorse_service.text.drawing import INK, PADDING, PALE, SHADES, save, strip, title
-from packhorse_service.text.formatting import counted
+from packhorse_service.text.formatting import pluralise
 
 __all__ = ["draw_step"]
 
@@ -57,7 +57,7 @@ def _headline(step: InspectedStep, selection: Selection) -> str:
     shown = selection.micro_batches
     slots = sum(each.rows * each.width for each in shown)
     filled = sum(each.tokens for each in shown) / slots
-    what = counted(len(shown), unit_of(step.packing, shown[0].rows))
+    what = pluralise(len(shown), unit_of(step.packing, shown[0].rows))
     return f"Step {step.step}: {what}, {filled:.1%} of the slots hold a token. {selection.left_out}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ByteSize
 
-__all__ = ["UNKNOWN", "counted", "duration", "figure", "human", "mebibytes", "number", "percent", "plural"]
+__all__ = ["UNKNOWN", "duration", "human_bytes", "mebibytes", "percent", "plural_of", "pluralise", "rounded", "si"]
 
 UNKNOWN = "not known"
 MIB = 1 << 20
@@ -12,17 +12,17 @@ SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # two units from so many seconds on
 
 
-def number(value: float | None) -> str:
+def si(value: float | None) -> str:
     """Three figures and a scale: 4.21 M."""
     if value is None:
         return UNKNOWN
     for scale, name in SCALES:
         if abs(value) >= scale:
-            return f"{figure(value / scale)} {name}"
-    return figure(value)
+            return f"{rounded(value / scale)} {name}"
+    return rounded(value)
 
 
-def figure(value: float | None) -> str:
+def rounded(value: float | None) -> str:
     """About three figures, without exponents."""
     if value is None:
         return UNKNOWN
@@ -44,13 +44,13 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}"
 
 
-def plural(thing: str) -> str:
+def plural_of(thing: str) -> str:
     return f"{thing}es" if thing == "micro-batch" else f"{thing}s"
 
 
-def counted(count: int, thing: str) -> str:
+def pluralise(count: int, thing: str) -> str:
     """1 reader, 2 readers."""
-    return f"{count:,} {thing if count == 1 else plural(thing)}"
+    return f"{count:,} {thing if count == 1 else plural_of(thing)}"
 
 
 def duration(seconds: float) -> str:
@@ -62,6 +62,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else f"{whole} s"
 
 
-def human(size: int) -> str:
+def human_bytes(size: int) -> str:
     """Bytes, for people."""
     return ByteSize(size).human_readable(separator=" ")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from packhorse_service.demo.demo_progress import Progress, Training
-from packhorse_service.demo.step_lines import StepReport, Tail
+from packhorse_service.demo.demo_progress import Training, TrainingProgress
+from packhorse_service.demo.step_lines import RankStepReport, Tail
 
-REPORT = StepReport(
+REPORT = RankStepReport(
     rank=0, step=0, loss=7.5, step_tokens=3900, row_tokens=980, row_slots=1000, waits={"readers": 1.0, "loading": 0.5}
 )
 
@@ -33,7 +33,7 @@ def test_rates_and_means_over_ranks_and_steps() -> None:
 
 def test_without_a_terminal_there_are_lines_and_a_table() -> None:
     console = Console(file=io.StringIO(), width=100)
-    progress = Progress(console)
+    progress = TrainingProgress(console)
     progress.line()
     progress.add(REPORT)
     with progress.showing():
@@ -54,7 +54,7 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     with path.open("w", buffering=1) as file:
         file.write(line + line[:10])
         file.flush()
-        assert [StepReport.parse(text) for text in tail.lines()] == [REPORT]
+        assert [RankStepReport.parse(text) for text in tail.lines()] == [REPORT]
         assert tail.lines() == []
         file.write(line[10:])
-        assert [StepReport.parse(text) for text in tail.lines()] == [REPORT]
+        assert [RankStepReport.parse(text) for text in tail.lines()] == [REPORT]

@@ -13,17 +13,25 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from packhorse_service.loadtest.report.outcome import MIB, Moment, Outcome, Run, Setting, as_json, outcome_of
+from packhorse_service.loadtest.report.outcome import (
+    MIB,
+    IntervalMetrics,
+    LoadTestOutcome,
+    LoadTestSetting,
+    Measurements,
+    as_json,
+    outcome_of,
+)
 from packhorse_service.loadtest.report.outcome_page import write_page
 from packhorse_service.loadtest.report.outcome_table import show
 from packhorse_service.loadtest.run.usage import Usage
 from packhorse_service.loadtest.run.wait_histogram import bin_of
-from packhorse_service.loadtest.run.worker_messages import REPORTS, RankResult, Result
+from packhorse_service.loadtest.run.worker_messages import REPORTS, RankResult, WorkerResult
 from packhorse_service.loadtest.scenario.measured import METRICS
 from packhorse_service.loadtest.scenario.thresholds import parse_threshold
 
 ROOT = Path(__file__).parents[3]
-SETTING = Setting(
+SETTING = LoadTestSetting(
     command="packhorse loadtest --ranks 4",
     data="synthetic <data>",
     endpoint="tcp://127.0.0.1:5555",
@@ -51,9 +59,9 @@ def of_rank(rank: int, micro_batches: int, *waits: float) -> RankResult:
     )
 
 
-def result(*ranks: RankResult, **changes: object) -> Result:
+def result(*ranks: RankResult, **changes: object) -> WorkerResult:
     taken = sum(rank.micro_batches for rank in ranks)
-    told = Result(
+    told = WorkerResult(
         ranks=ranks,
         stopped_waits={bin_of(2.5): 1},
         max_stopped_wait_s=2.5,
@@ -77,9 +85,9 @@ def result(*ranks: RankResult, **changes: object) -> Result:
     return replace(told, **changes)  # type: ignore[arg-type]
 
 
-def moments(memory: Iterable[float]) -> list[Moment]:
+def moments(memory: Iterable[float]) -> list[IntervalMetrics]:
     return [
-        Moment(
+        IntervalMetrics(
             at_s=float(second),
             tokens_per_s=20_000.0,
             micro_batches_per_s=20.0,
@@ -97,8 +105,8 @@ def moments(memory: Iterable[float]) -> list[Moment]:
     ]
 
 
-def run_of(*results: Result, memory: Iterable[float] = (200.0,) * 11) -> Run:
-    return Run(
+def run_of(*results: WorkerResult, memory: Iterable[float] = (200.0,) * 11) -> Measurements:
+    return Measurements(
         setting=SETTING,
         results=results,
         moments=moments(memory),
@@ -118,7 +126,7 @@ TWO = (
 )
 
 
-def outcome(*required: str, run: Run | None = None, stopped: bool = False) -> Outcome:
+def outcome(*required: str, run: Measurements | None = None, stopped: bool = False) -> LoadTestOutcome:
     return outcome_of(run or run_of(*TWO), tuple(map(parse_threshold, required)), stopped=stopped)
 
 

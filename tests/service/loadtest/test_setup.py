@@ -16,8 +16,8 @@ from rich.console import Console
 
 from packhorse import ConfigError, ParallelLayout
 from packhorse_service.config.serve_config import load_config
-from packhorse_service.loadtest.report.live_display import Display, View
-from packhorse_service.loadtest.report.outcome import Moment
+from packhorse_service.loadtest.report.live_display import LiveDisplay, ProgressDisplay
+from packhorse_service.loadtest.report.outcome import IntervalMetrics
 from packhorse_service.loadtest.run.setup import Plan, prepare
 from packhorse_service.loadtest.run.worker_messages import COMMANDS, REPORTS, Go
 from packhorse_service.loadtest.run.workers import MODULE
@@ -89,7 +89,7 @@ def test_synthetic_data_are_the_same_for_a_seed_and_fit_their_feed(tmp_path: Pat
 
 # Shown while it runs ---------------------------------------------------------------------------------------
 
-MOMENT = Moment(
+MOMENT = IntervalMetrics(
     at_s=3.0,
     tokens_per_s=2e6,
     micro_batches_per_s=100.0,
@@ -106,7 +106,7 @@ MOMENT = Moment(
 
 
 def test_a_terminal_shows_figures_of_the_last_second_and_who_is_waited_for(tmp_path: Path) -> None:
-    view, text = View(plan(tmp_path)), io.StringIO()
+    view, text = LiveDisplay(plan(tmp_path)), io.StringIO()
     view.show("measuring", MOMENT)
     Console(file=text, width=120).print(view.render())
     for said in ("measuring", "27 s left", "8 of 8", "2 M", "rank 3 (dp3·cp0·tp0·pp0)", "50% of a core, 300 MiB"):
@@ -115,7 +115,7 @@ def test_a_terminal_shows_figures_of_the_last_second_and_who_is_waited_for(tmp_p
 
 def test_elsewhere_there_is_a_line_every_few_seconds(tmp_path: Path) -> None:
     text = io.StringIO()
-    with Display(plan(tmp_path), Console(file=text)).showing() as show:
+    with ProgressDisplay(plan(tmp_path), Console(file=text)).showing() as show:
         show("measuring", None)
         for second in range(12):
             show("measuring", replace(MOMENT, at_s=float(second)))

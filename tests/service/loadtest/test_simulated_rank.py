@@ -10,16 +10,21 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
-from packhorse_service.loadtest.run.simulated_rank import Pace, Period, SimulatedRank, Taken
+from packhorse_service.loadtest.run.simulated_rank import (
+    MeasureWindow,
+    RebuiltMicroBatch,
+    SimulatedRank,
+    ThinkTime,
+)
 from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
 
 THINK_S = 2.0
-MEASURED = Period(begin_s=0.0, end_s=1000.0)
+MEASURED = MeasureWindow(begin_s=0.0, end_s=1000.0)
 
 
-def taken(number: int, ready_s: float, *, filler: bool = False) -> Taken:
+def taken(number: int, ready_s: float, *, filler: bool = False) -> RebuiltMicroBatch:
     position = Position(number // NUM_MICROBATCHES, number % NUM_MICROBATCHES)
-    return Taken(
+    return RebuiltMicroBatch(
         position=position,
         digest=bytes(16),
         tokens=100,
@@ -31,9 +36,11 @@ def taken(number: int, ready_s: float, *, filler: bool = False) -> Taken:
     )
 
 
-def streaming(pace: Pace | None = None, period: Period = MEASURED, at: float = 10.0) -> SimulatedRank:
+def streaming(
+    think_time: ThinkTime | None = None, measured: MeasureWindow = MEASURED, at: float = 10.0
+) -> SimulatedRank:
     """A rank that has its WELCOME at ``at`` and asks for its first micro-batch."""
-    rank = SimulatedRank(ClientSession(IDENTITY), pace or Pace(THINK_S, 0.0), random.Random(0), period)
+    rank = SimulatedRank(ClientSession(IDENTITY), think_time or ThinkTime(THINK_S, 0.0), random.Random(0), measured)
     rank.came_up(at)
     rank.receive(welcome(), (), at)
     return rank
@@ -52,7 +59,7 @@ def acked(effects: list[object]) -> list[Position]:
 
 
 def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
-    rank = SimulatedRank(ClientSession(IDENTITY), Pace(THINK_S, 0.0), random.Random(0))
+    rank = SimulatedRank(ClientSession(IDENTITY), ThinkTime(THINK_S, 0.0), random.Random(0))
     hello = [effect.message for effect in rank.came_up(1.0) if isinstance(effect, Send)]
     assert [type(message) for message in hello] == [Hello]
     assert acked(list(rank.receive(welcome(), (), 3.0))) == [Position(0, 0)]
@@ -63,7 +70,7 @@ def test_the_first_micro_batch_starts_the_rank_and_is_no_wait() -> None:
     rank = streaming()
     assert acked(give(rank, 0, 15.0)) == [Position(0, 1)]
     assert rank.first_taken_s == 15.0
-    assert rank.tally.micro_batches == 0
+    assert rank.counters.micro_batches == 0
     assert rank.due == pytest.approx(min(17.0, rank.keep_alive_at))
 
 
@@ -72,7 +79,7 @@ def test_a_micro_batch_that_is_there_when_asked_for_is_taken_without_a_wait() ->
     give(rank, 0, 15.0)
     assert give(rank, 1, 16.0) == [], "it thinks about the first"
     assert acked(list(rank.tick(17.0)))[0] == Position(0, 2)
-    assert (rank.tally.micro_batches, rank.tally.waits.max_s) == (1, 0.0)
+    assert (rank.counters.micro_batches, rank.counters.waits.max_s) == (1, 0.0)
 
 
 def test_a_wait_is_from_asking_to_having() -> None:
@@ -81,7 +88,7 @@ def test_a_wait_is_from_asking_to_having() -> None:
     rank.tick(17.0)
     assert rank.asking_since == 17.0
     give(rank, 1, 17.75)
-    assert rank.tally.waits.max_s == pytest.approx(0.75)
+    assert rank.counters.waits.max_s == pytest.approx(0.75)
     assert rank.think_until == pytest.approx(17.75 + THINK_S)
 
 
@@ -90,27 +97,27 @@ def test_a_late_load_test_does_not_count_as_a_wait_for_the_server() -> None:
     give(rank, 0, 15.0)
     give(rank, 1, 16.0)
     rank.tick(18.5)  # it was due at 17
-    assert rank.tally.waits.max_s == 0.0
+    assert rank.counters.waits.max_s == 0.0
     assert rank.think_until == pytest.approx(17.0 + THINK_S), "the loop asked at 17, whenever that was noticed"
 
 
 def test_several_that_became_due_meanwhile_are_acknowledged_once() -> None:
-    rank = streaming(Pace(0.1, 0.0))
+    rank = streaming(ThinkTime(0.1, 0.0))
     give(rank, 0, 15.0)
     for number in (1, 2):
         give(rank, number, 15.01)
     rank.keep_alive_at = 100.0
     assert acked(list(rank.tick(15.25))) == [Position(0, 3)]
-    assert rank.tally.micro_batches == 2
+    assert rank.counters.micro_batches == 2
 
 
 def test_only_what_is_taken_in_the_period_counts() -> None:
-    rank = streaming(period=Period(begin_s=17.0, end_s=19.0))
+    rank = streaming(measured=MeasureWindow(begin_s=17.0, end_s=19.0))
     give(rank, 0, 15.0)
     for number, at in ((1, 16.9), (2, 18.9), (3, 20.9)):
         rank.tick(at + 0.1)
         give(rank, number, at + 0.1)
-    assert (rank.tally.micro_batches, rank.taken) == (1, 4)
+    assert (rank.counters.micro_batches, rank.taken) == (1, 4)
 
 
 def test_fillers_are_micro_batches_without_tokens() -> None:
@@ -119,11 +126,11 @@ def test_fillers_are_micro_batches_without_tokens() -> None:
     rank.receive(batch((0, 1)), (b"payload",), 16.0)
     rank.delivered(taken(1, 16.0, filler=True), 16.0)
     rank.tick(17.0)
-    assert (rank.tally.micro_batches, rank.tally.fillers, rank.tally.tokens) == (1, 1, 0)
+    assert (rank.counters.micro_batches, rank.counters.fillers, rank.counters.tokens) == (1, 1, 0)
 
 
 def test_a_rank_that_stops_takes_nothing_until_it_resumes() -> None:
-    rank = streaming(Pace(THINK_S, 0.0, stops=True), replace(MEASURED, stop_s=16.0, resume_s=40.0))
+    rank = streaming(ThinkTime(THINK_S, 0.0, stops=True), replace(MEASURED, stop_s=16.0, resume_s=40.0))
     give(rank, 0, 15.0)
     give(rank, 1, 15.5)
     rank.tick(17.0)
@@ -135,12 +142,12 @@ def test_a_rank_that_stops_takes_nothing_until_it_resumes() -> None:
 
 
 def test_a_wait_during_a_stop_is_counted_apart() -> None:
-    rank = streaming(period=replace(MEASURED, stop_s=18.0, resume_s=30.0))
+    rank = streaming(measured=replace(MEASURED, stop_s=18.0, resume_s=30.0))
     give(rank, 0, 15.0)
     rank.tick(17.0)
     give(rank, 1, 31.0)
-    assert rank.tally.waits.count == 0
-    assert rank.tally.stopped_waits.max_s == pytest.approx(14.0)
+    assert rank.counters.waits.count == 0
+    assert rank.counters.stopped_waits.max_s == pytest.approx(14.0)
 
 
 def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
@@ -153,10 +160,10 @@ def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
         waited_s=1.0,
     )
     rank.receive(wait, (), 16.0)
-    assert not rank.tally.waiting_for, "it is thinking"
+    assert not rank.counters.waiting_for, "it is thinking"
     rank.tick(17.0)
     rank.receive(wait, (), 18.0)
-    assert rank.tally.waiting_for == {
+    assert rank.counters.waiting_for == {
         "slow readers": 1,
         "slow readers: rank 1 (dp1·cp0·tp0·pp0)": 1,
         "slow readers: others": 1,
@@ -208,8 +215,8 @@ def test_the_end_is_taken_and_ends_it() -> None:
 
 
 def test_think_times_vary_within_the_jitter() -> None:
-    pace, chance = Pace(1.0, 0.2), random.Random(1)
-    times = [pace.think_s(chance) for _ in range(1000)]
+    think_time, rng = ThinkTime(1.0, 0.2), random.Random(1)
+    times = [think_time.draw_s(rng) for _ in range(1000)]
     assert 0.8 <= min(times) < 0.81
     assert 1.19 < max(times) <= 1.2
 

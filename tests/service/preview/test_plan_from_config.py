@@ -16,7 +16,7 @@ from packhorse_service.pipeline.run import Pipeline, plan_stream
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_config import plan_feed
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths
-from packhorse_service.preview.plan_collector import Tally
+from packhorse_service.preview.plan_collector import PlanCollector
 from packhorse_service.preview.plan_report import PlanReport
 from tests.service.corpus import (
     Corpus,
@@ -42,7 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
 ONE_RUN = {"packing": "concat", "isolate_documents": False, "micro_batch_size": 2}
 
 
-def tallied(base: Path, sources: dict[str, Any], steps: int | None = None, **sections: Any) -> Tally:
+def tallied(base: Path, sources: dict[str, Any], steps: int | None = None, **sections: Any) -> PlanCollector:
     return plan_feed(make_config(sources, **sections), base, "feed.yaml", steps, lambda _steps, _samples: None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packhorse_service.text.formatting import duration, figure, mebibytes, number, percent
+from packhorse_service.text.formatting import duration, mebibytes, percent, rounded, si
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from packhorse_service.text.formatting import duration, figure, mebibytes, numbe
     ],
 )
 def test_a_figure_has_about_three_digits(value: float | None, text: str) -> None:
-    assert figure(value) == text
+    assert rounded(value) == text
 
 
 def test_sizes_have_units() -> None:
-    assert (number(4_210_000), number(999), number(2.5e9)) == ("4.21 M", "999", "2.50 G")
+    assert (si(4_210_000), si(999), si(2.5e9)) == ("4.21 M", "999", "2.50 G")
     assert (mebibytes(300 << 20), mebibytes(3 << 30), mebibytes(None)) == ("300 MiB", "3.00 GiB", "not known")
     assert (percent(0.1234), percent(None)) == ("12.3%", "not known")
 

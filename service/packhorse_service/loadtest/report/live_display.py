@@ -11,20 +11,20 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from packhorse_service.loadtest.report.outcome import Moment
+from packhorse_service.loadtest.report.outcome import IntervalMetrics
 from packhorse_service.loadtest.run.coordinator import Show
 from packhorse_service.loadtest.run.setup import Plan
-from packhorse_service.text.formatting import mebibytes, number
+from packhorse_service.text.formatting import mebibytes, si
 from packhorse_service.text.sparkline import sparkline
 
-__all__ = ["Display"]
+__all__ = ["ProgressDisplay"]
 
 LINE_EVERY_S = 5.0
 CURVE = 40  # columns of the throughput
 
 
 @dataclass(slots=True)
-class Display:
+class ProgressDisplay:
     """Of one load test, on one console."""
 
     plan: Plan
@@ -34,15 +34,15 @@ class Display:
     def showing(self) -> Iterator[Show]:
         """What to call with each phase and moment while it runs."""
         if self.console.is_terminal:
-            view = View(self.plan)
+            view = LiveDisplay(self.plan)
             with Live(get_renderable=view.render, console=self.console, refresh_per_second=8, transient=True):
                 yield view.show
         else:
-            yield Lines(self.plan, self.console).show
+            yield LineDisplay(self.plan, self.console).show
 
 
 @dataclass(slots=True)
-class Lines:
+class LineDisplay:
     """Where there is no terminal."""
 
     plan: Plan
@@ -50,14 +50,14 @@ class Lines:
     _phase: str = ""
     _next_s: float = 0.0
 
-    def show(self, phase: str, moment: Moment | None) -> None:
+    def show(self, phase: str, moment: IntervalMetrics | None) -> None:
         if phase != self._phase:
             self.console.print(phase, highlight=False)
             self._phase, self._next_s = phase, 0.0
         if moment is not None and moment.at_s >= self._next_s:
             self._next_s = moment.at_s + LINE_EVERY_S
             self.console.print(
-                f"  {moment.at_s:5.0f} s: {number(moment.tokens_per_s)} tokens/s, "
+                f"  {moment.at_s:5.0f} s: {si(moment.tokens_per_s)} tokens/s, "
                 f"wait p99 {moment.wait_p99_ms:.1f} ms, {moment.waiting} of {len(self.plan.ranks)} ranks waiting, "
                 f"server {mebibytes(moment.server_memory_bytes)}",
                 highlight=False,
@@ -65,7 +65,7 @@ class Lines:
             )
 
 
-class View:
+class LiveDisplay:
     """A bar over the time that is measured, and the figures of the last second."""
 
     def __init__(self, plan: Plan) -> None:
@@ -75,9 +75,9 @@ class View:
         )
         self._task = self._bar.add_task("preparing", total=plan.scenario.seconds, left="")
         self._rates: list[float] = []
-        self._moment: Moment | None = None
+        self._moment: IntervalMetrics | None = None
 
-    def show(self, phase: str, moment: Moment | None) -> None:
+    def show(self, phase: str, moment: IntervalMetrics | None) -> None:
         self._bar.update(self._task, description=phase)
         if moment is None:
             return
@@ -100,14 +100,14 @@ class View:
         if moment is None:
             return
         yield "ranks connected", f"{moment.connected:,} of {ranks:,}"
-        yield "tokens/s", f"{number(moment.tokens_per_s):>7}  [cyan]{self._curve()}[/]"
+        yield "tokens/s", f"{si(moment.tokens_per_s):>7}  [cyan]{self._curve()}[/]"
         yield "wait p99", f"{moment.wait_p99_ms:.1f} ms"
         yield "waiting now", f"{moment.waiting:,} ranks{self._whom(moment)}"
         if moment.server_memory_bytes is not None:
             cores = "" if moment.server_cores is None else f"{moment.server_cores:.0%} of a core, "
             yield "server", f"{cores}{mebibytes(moment.server_memory_bytes)}"
 
-    def _whom(self, moment: Moment) -> str:
+    def _whom(self, moment: IntervalMetrics) -> str:
         return f" for {moment.waited_for}" if moment.waiting and moment.waited_for else ""
 
     def _curve(self) -> str:

@@ -14,18 +14,27 @@ import numpy as np
 
 from packhorse_service.loadtest.run.usage import Usage
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram, upper_edge
-from packhorse_service.loadtest.run.worker_messages import RankResult, Result
+from packhorse_service.loadtest.run.worker_messages import RankResult, WorkerResult
 from packhorse_service.loadtest.scenario.measured import METRICS
-from packhorse_service.loadtest.scenario.thresholds import Threshold, Verdict, judge
+from packhorse_service.loadtest.scenario.thresholds import Threshold, ThresholdResult, judge
 
-__all__ = ["Moment", "Outcome", "RankOutcome", "Run", "Setting", "Waited", "as_json", "outcome_of"]
+__all__ = [
+    "IntervalMetrics",
+    "LoadTestOutcome",
+    "LoadTestSetting",
+    "Measurements",
+    "RankOutcome",
+    "Waited",
+    "as_json",
+    "outcome_of",
+]
 
 MIB = 1 << 20
 SETTLED = 1 / 3  # of the time; the slope of memory is that of the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class LoadTestSetting:
     """What was tested, and where."""
 
     command: str
@@ -46,7 +55,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class IntervalMetrics:
     """The time since the last one; ``at_s`` counts from the begin of what is measured, and is below 0 before it."""
 
     at_s: float
@@ -86,12 +95,12 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Measurements:
     """What was measured; times are of the machine's monotonic clock."""
 
-    setting: Setting
-    results: Sequence[Result]
-    moments: Sequence[Moment]
+    setting: LoadTestSetting
+    results: Sequence[WorkerResult]
+    moments: Sequence[IntervalMetrics]
     connect_s: float  # when the ranks were told to connect
     begin_s: float
     until_s: float
@@ -127,14 +136,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class LoadTestOutcome:
     """The result of a load test."""
 
-    setting: Setting
+    setting: LoadTestSetting
     seconds: float
     ended_early: str | None  # why it was not measured as long as asked
     metrics: Mapping[str, float | None]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ThresholdResult, ...]
     totals: Mapping[str, int]
     waited_for: tuple[Waited, ...]  # as the server said; most first
     errors: Mapping[str, int]
@@ -142,7 +151,7 @@ class Outcome:
     ranks: tuple[RankOutcome, ...]
     waits: tuple[tuple[float, float], ...]  # (milliseconds, share of the waits that are not longer)
     stop: tuple[tuple[float, float], ...]  # from when until when ranks were stopped, in seconds as of ``moments``
-    moments: tuple[Moment, ...]
+    moments: tuple[IntervalMetrics, ...]
 
     @property
     def ok(self) -> bool:
@@ -150,12 +159,12 @@ class Outcome:
         return not self.errors and all(verdict.met for verdict in self.verdicts)
 
 
-def outcome_of(run: Run, required: tuple[Threshold, ...], *, stopped: bool) -> Outcome:
+def outcome_of(run: Measurements, required: tuple[Threshold, ...], *, stopped: bool) -> LoadTestOutcome:
     """Compute it; ``stopped``: by a signal."""
     metrics, waits, errors = _measured(run), run.waits, _errors(run.results)
     reasons = {"a rank failed": bool(errors), "stopped by a signal": stopped, "the stream ended": run.finished_early}
     counts = ("micro_batches", "fillers", "tokens", "delivered_tokens", "wire_bytes", "verified")
-    return Outcome(
+    return LoadTestOutcome(
         setting=run.setting,
         seconds=run.seconds,
         ended_early=next((why for why, holds in reasons.items() if holds), None),
@@ -172,7 +181,7 @@ def outcome_of(run: Run, required: tuple[Threshold, ...], *, stopped: bool) -> O
     )
 
 
-def _measured(run: Run) -> dict[str, float | None]:
+def _measured(run: Measurements) -> dict[str, float | None]:
     """Every metric of ``METRICS``, by name."""
     values: dict[str, float | None] = {**_rates(run), **_waits(run), **_starts(run), **_processes(run)}
     values["errors"] = sum(sum(result.errors.values()) for result in run.results)
@@ -184,7 +193,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _rates(run: Run) -> dict[str, float | None]:
+def _rates(run: Measurements) -> dict[str, float | None]:
     taken, seconds = run.total("micro_batches"), run.seconds
     apart = {*run.setting.slow_ranks, *run.setting.stopped_ranks}
     equals = [rank.micro_batches for rank in run.ranks if rank.rank not in apart]
@@ -199,7 +208,7 @@ def _rates(run: Run) -> dict[str, float | None]:
     }
 
 
-def _waits(run: Run) -> dict[str, float | None]:
+def _waits(run: Measurements) -> dict[str, float | None]:
     waits, step_ms = run.waits, _rates(run)["step_ms"]
     p50, p95, p99 = (1000 * waits.quantile(share) for share in (0.5, 0.95, 0.99))
     late = WaitHistogram.merged(result.late for result in run.results)
@@ -216,7 +225,7 @@ def _waits(run: Run) -> dict[str, float | None]:
     }
 
 
-def _starts(run: Run) -> dict[str, float | None]:
+def _starts(run: Measurements) -> dict[str, float | None]:
     welcomed = [result.welcomed_s for result in run.results]
     firsts = [result.first_taken_s for result in run.results if result.first_taken_s is not None]
     known = [at for at in welcomed if at is not None]
@@ -227,7 +236,7 @@ def _starts(run: Run) -> dict[str, float | None]:
     }
 
 
-def _processes(run: Run) -> dict[str, float | None]:
+def _processes(run: Measurements) -> dict[str, float | None]:
     million = run.total("tokens") / 1e6
     memory = [moment.server_memory_bytes for moment in run.moments if moment.server_memory_bytes is not None]
     clients = [moment.client_memory_bytes for moment in run.moments if moment.client_memory_bytes is not None]
@@ -248,7 +257,7 @@ def _cpu(usage: tuple[Usage, Usage] | None, million_tokens: float) -> float | No
     return _ratio(usage[1].cpu_s - usage[0].cpu_s, million_tokens) if usage else None
 
 
-def _slope(moments: Sequence[Moment]) -> float | None:
+def _slope(moments: Sequence[IntervalMetrics]) -> float | None:
     """MiB a minute, of the straight line nearest to what was seen once the server had settled."""
     seen = [(m.at_s, m.server_memory_bytes) for m in moments if m.at_s >= 0 and m.server_memory_bytes is not None]
     later = [(at, memory / MIB) for at, memory in seen if at >= seen[-1][0] * SETTLED]
@@ -258,7 +267,7 @@ def _slope(moments: Sequence[Moment]) -> float | None:
     return float(np.polynomial.Polynomial.fit(at / 60, memory, 1).convert().coef[1])
 
 
-def _rank(rank: RankResult, setting: Setting) -> RankOutcome:
+def _rank(rank: RankResult, setting: LoadTestSetting) -> RankOutcome:
     waits = WaitHistogram.merged([rank.waits], rank.wait_s, rank.max_wait_s)
     return RankOutcome(
         rank=rank.rank,
@@ -271,7 +280,7 @@ def _rank(rank: RankResult, setting: Setting) -> RankOutcome:
     )
 
 
-def _waited_for(results: Sequence[Result]) -> tuple[Waited, ...]:
+def _waited_for(results: Sequence[WorkerResult]) -> tuple[Waited, ...]:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.waiting_for)
@@ -281,14 +290,14 @@ def _waited_for(results: Sequence[Result]) -> tuple[Waited, ...]:
     return tuple(Waited(reason=reason, whom=whom, seconds=float(seconds)) for reason, whom, seconds in ordered)
 
 
-def _errors(results: Sequence[Result]) -> dict[str, int]:
+def _errors(results: Sequence[WorkerResult]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.errors)
     return dict(total)
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: LoadTestOutcome) -> str:
     """One JSON object; ``docs/loadtest.md`` has its keys."""
     plain = asdict(outcome)
     plain["verdicts"] = [

@@ -8,11 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from packhorse_service.loadtest.report import svg_plots as plots
-from packhorse_service.loadtest.report.outcome import Outcome, RankOutcome
+from packhorse_service.loadtest.report.outcome import LoadTestOutcome, RankOutcome
 from packhorse_service.loadtest.report.outcome_table import remarks, rows_of, verdict_rows, waited_rows
 from packhorse_service.loadtest.report.svg_plots import Dot, Linear, Log, Plot, across, line, up
 from packhorse_service.loadtest.scenario.measured import METRICS
-from packhorse_service.text.formatting import figure, number
+from packhorse_service.text.formatting import rounded, si
 
 __all__ = ["write_page"]
 
@@ -22,7 +22,7 @@ WHOLE_S = 1.0
 GIB = 1 << 30
 
 
-def write_page(outcome: Outcome, path: Path) -> None:
+def write_page(outcome: LoadTestOutcome, path: Path) -> None:
     """Write the page to ``path``."""
     environment = Environment(
         loader=PackageLoader("packhorse_service.loadtest.report", ""),
@@ -38,24 +38,24 @@ def write_page(outcome: Outcome, path: Path) -> None:
         remarks=list(remarks(outcome)),
         verdicts=verdict_rows(outcome),
         waited=waited_rows(outcome),
-        metrics=[(metric.name, figure(outcome.metrics[metric.name]), metric.meaning) for metric in METRICS.values()],
+        metrics=[(metric.name, rounded(outcome.metrics[metric.name]), metric.meaning) for metric in METRICS.values()],
         plots=list(_plots(outcome)),
         frame=plots,
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _headline(outcome: Outcome) -> list[tuple[str, str]]:
+def _headline(outcome: LoadTestOutcome) -> list[tuple[str, str]]:
     m = outcome.metrics
     return [
-        ("tokens/s", number(m["tokens_per_s"])),
-        ("wait p99, ms", figure(m["wait_p99_ms"])),
-        ("fairness", figure(m["fairness"])),
-        ("server CPU-s per M tokens", figure(m["server_cpu_s_per_mtok"])),
+        ("tokens/s", si(m["tokens_per_s"])),
+        ("wait p99, ms", rounded(m["wait_p99_ms"])),
+        ("fairness", rounded(m["fairness"])),
+        ("server CPU-s per M tokens", rounded(m["server_cpu_s_per_mtok"])),
     ]
 
 
-def _plots(outcome: Outcome) -> Iterator[Plot]:
+def _plots(outcome: LoadTestOutcome) -> Iterator[Plot]:
     if outcome.moments:
         yield _throughput(outcome)
     if outcome.waits:
@@ -66,11 +66,11 @@ def _plots(outcome: Outcome) -> Iterator[Plot]:
         yield _memory(outcome)
 
 
-def _seconds(outcome: Outcome) -> Linear:
+def _seconds(outcome: LoadTestOutcome) -> Linear:
     return Linear(0.0, max(outcome.seconds, 1.0))
 
 
-def _throughput(outcome: Outcome) -> Plot:
+def _throughput(outcome: LoadTestOutcome) -> Plot:
     # A moment is the second before it; the first begins before the measurement does.
     points = [(m.at_s, m.tokens_per_s) for m in outcome.moments if WHOLE_S <= m.at_s <= outcome.seconds]
     x, y = _seconds(outcome), Linear.upto(rate for _, rate in points)
@@ -88,7 +88,7 @@ def _throughput(outcome: Outcome) -> Plot:
 _STOPPED = "; shaded: ranks were stopped on purpose"
 
 
-def _wait_shares(outcome: Outcome) -> Plot:
+def _wait_shares(outcome: LoadTestOutcome) -> Plot:
     x, y = Log.around((ms for ms, _ in outcome.waits), LEAST_MS), Linear(0.0, 100.0)
     points, below = [], 0.0
     for ms, share in outcome.waits:
@@ -105,7 +105,7 @@ def _wait_shares(outcome: Outcome) -> Plot:
     )
 
 
-def _wait_of_ranks(outcome: Outcome) -> Plot:
+def _wait_of_ranks(outcome: LoadTestOutcome) -> Plot:
     x = Linear(-0.5, max(rank.rank for rank in outcome.ranks) + 0.5)
     y = Log.around((rank.wait_p99_ms for rank in outcome.ranks), LEAST_MS)
     dots = [
@@ -113,7 +113,7 @@ def _wait_of_ranks(outcome: Outcome) -> Plot:
             across(x, rank.rank),
             up(y, rank.wait_p99_ms),
             _style(rank),
-            f"rank {rank.rank}: wait p99 {figure(rank.wait_p99_ms)} ms, {rank.micro_batches:,} micro-batches",
+            f"rank {rank.rank}: wait p99 {rounded(rank.wait_p99_ms)} ms, {rank.micro_batches:,} micro-batches",
         )
         for rank in sorted(outcome.ranks, key=lambda rank: (rank.slow, rank.stopped))  # the odd ones on top
     ]
@@ -136,7 +136,7 @@ def _style(rank: RankOutcome) -> str:
     return "b" if rank.slow else "c" if rank.stopped else "a"
 
 
-def _memory(outcome: Outcome) -> Plot:
+def _memory(outcome: LoadTestOutcome) -> Plot:
     during = [moment for moment in outcome.moments if 0 < moment.at_s <= outcome.seconds]
     server = [(m.at_s, m.server_memory_bytes / GIB) for m in during if m.server_memory_bytes is not None]
     clients = [(m.at_s, m.client_memory_bytes / GIB) for m in during if m.client_memory_bytes is not None]

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from packhorse_service.loadtest.report.outcome import Outcome
-from packhorse_service.text.formatting import UNKNOWN, figure, number, percent
+from packhorse_service.loadtest.report.outcome import LoadTestOutcome
+from packhorse_service.text.formatting import UNKNOWN, percent, rounded, si
 
 __all__ = ["Row", "remarks", "rows_of", "show", "verdict_rows", "waited_rows"]
 
@@ -19,7 +19,7 @@ NAMED = 5  # of those that were waited for
 LATE_SHARE = 0.1  # of the think time; a load test that is later than this measures itself
 
 
-def show(outcome: Outcome, console: Console) -> None:
+def show(outcome: LoadTestOutcome, console: Console) -> None:
     """All of it."""
     setting = outcome.setting
     console.print(
@@ -41,67 +41,67 @@ def show(outcome: Outcome, console: Console) -> None:
         _show_verdicts(outcome, console)
 
 
-def rows_of(outcome: Outcome) -> Iterator[Row]:
+def rows_of(outcome: LoadTestOutcome) -> Iterator[Row]:
     """The figures, in words."""
     yield from _throughput(outcome)
     yield from _waits(outcome)
     yield from _costs(outcome)
 
 
-def _throughput(outcome: Outcome) -> Iterator[Row]:
+def _throughput(outcome: LoadTestOutcome) -> Iterator[Row]:
     m, totals = outcome.metrics, outcome.totals
-    yield "tokens/s", number(m["tokens_per_s"]), f"{totals['tokens']:,} distinct tokens"
+    yield "tokens/s", si(m["tokens_per_s"]), f"{totals['tokens']:,} distinct tokens"
     fillers = f", {totals['fillers']:,} of them fillers" if totals["fillers"] else ""
     verified = f"; digests of {totals['verified']:,} checked" if outcome.setting.verify else "; digests not checked"
     yield (
         "micro-batches/s",
-        number(m["micro_batches_per_s"]),
+        si(m["micro_batches_per_s"]),
         f"{totals['micro_batches']:,} taken{fillers}{verified}",
     )
-    yield "GB/s", figure(m["gigabytes_per_s"]), f"{figure(m['wire_bytes_per_token'])} bytes on the wire per token"
+    yield "GB/s", rounded(m["gigabytes_per_s"]), f"{rounded(m['wire_bytes_per_token'])} bytes on the wire per token"
     yield "step", _ms(m["step_ms"]), "of all ranks, each with its micro-batches"
-    yield "fairness", figure(m["fairness"]), "fewest micro-batches of a rank ÷ mean, at equal demand"
+    yield "fairness", rounded(m["fairness"]), "fewest micro-batches of a rank ÷ mean, at equal demand"
 
 
-def _waits(outcome: Outcome) -> Iterator[Row]:
+def _waits(outcome: LoadTestOutcome) -> Iterator[Row]:
     m = outcome.metrics
-    waits = " / ".join(figure(m[f"wait_{name}_ms"]) for name in ("p50", "p95", "p99", "max"))
+    waits = " / ".join(rounded(m[f"wait_{name}_ms"]) for name in ("p50", "p95", "p99", "max"))
     yield "wait", f"{waits} ms", f"p50 / p95 / p99 / max; {percent(m['wait_share'])} of all ranks' time"
     if m["stopped_wait_max_ms"] is not None:
         names = ", ".join(map(str, outcome.setting.stopped_ranks))
         yield "wait for stopped", _ms(m["stopped_wait_max_ms"]), f"at most, while rank {names} took nothing"
     yield (
         "start",
-        f"{figure(m['handshakes_s'])} s",
-        f"until all handshakes were done, first micro-batch at {figure(m['first_micro_batch_s'])} s",
+        f"{rounded(m['handshakes_s'])} s",
+        f"until all handshakes were done, first micro-batch at {rounded(m['first_micro_batch_s'])} s",
     )
 
 
-def _costs(outcome: Outcome) -> Iterator[Row]:
+def _costs(outcome: LoadTestOutcome) -> Iterator[Row]:
     m, bound = outcome.metrics, outcome.metrics["server_memory_of_bound"]
     known = m["server_memory_mib"] is not None
     yield (
         "server CPU",
-        f"{figure(m['server_cpu_s_per_mtok'])}{' s' if known else ''}",
-        f"per million tokens; simulated ranks {figure(m['client_cpu_s_per_mtok'])} s",
+        f"{rounded(m['server_cpu_s_per_mtok'])}{' s' if known else ''}",
+        f"per million tokens; simulated ranks {rounded(m['client_cpu_s_per_mtok'])} s",
     )
     slope = "" if m["server_memory_slope"] is None else f", growing {m['server_memory_slope']:+.2f} MiB a minute"
     within = "" if bound is None else f"; {bound:.0%} of what check bounds it by"
-    memory = f"{figure(m['server_memory_mib'])} MiB" if known else UNKNOWN
+    memory = f"{rounded(m['server_memory_mib'])} MiB" if known else UNKNOWN
     yield "server memory", memory, f"at most{slope}{within}" if known else "it is not ours"
-    yield "ranks' memory", f"{figure(m['client_memory_mib'])} MiB", f"of {outcome.setting.processes} processes"
+    yield "ranks' memory", f"{rounded(m['client_memory_mib'])} MiB", f"of {outcome.setting.processes} processes"
     if known:
-        yield "open files", figure(m["server_open_files"]), f"of the server, for {outcome.setting.readers:,} ranks"
+        yield "open files", rounded(m["server_open_files"]), f"of the server, for {outcome.setting.readers:,} ranks"
 
 
 def _ms(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{figure(value)} ms"
+    return UNKNOWN if value is None else f"{rounded(value)} ms"
 
 
 # Who was waited for, what was noticed, what was required ---------------------------------------------------
 
 
-def waited_rows(outcome: Outcome) -> list[tuple[str, str]]:
+def waited_rows(outcome: LoadTestOutcome) -> list[tuple[str, str]]:
     """(what, or a rank and what it is in the test; rank-seconds) as the server said, most first."""
     rows = []
     for reason in dict.fromkeys(waited.reason for waited in outcome.waited_for):
@@ -112,7 +112,7 @@ def waited_rows(outcome: Outcome) -> list[tuple[str, str]]:
     return rows
 
 
-def _role(name: str, outcome: Outcome) -> str:
+def _role(name: str, outcome: LoadTestOutcome) -> str:
     """Whether the test has it slow, or stop."""
     found = re.match(r"rank (\d+)", name)
     rank = int(found[1]) if found else None
@@ -120,7 +120,7 @@ def _role(name: str, outcome: Outcome) -> str:
     return ", slow" if rank in setting.slow_ranks else ", stopped" if rank in setting.stopped_ranks else ""
 
 
-def _show_waited(outcome: Outcome, console: Console) -> None:
+def _show_waited(outcome: LoadTestOutcome, console: Console) -> None:
     if outcome.waited_for:
         columns = (Column("waited for, as the server said"), Column("rank-seconds", justify="right"))
         table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 1))
@@ -129,24 +129,24 @@ def _show_waited(outcome: Outcome, console: Console) -> None:
         console.print(table)
 
 
-def remarks(outcome: Outcome) -> Iterator[str]:
+def remarks(outcome: LoadTestOutcome) -> Iterator[str]:
     """What somebody who reads the figures must know."""
     setting, late = outcome.setting, outcome.metrics["late_p99_ms"]
     if outcome.ended_early:
         yield f"measured for {outcome.seconds:.1f} s of {setting.seconds:g} s: {outcome.ended_early}"
     if late is not None and late > max(LATE_SHARE * setting.consume_ms, 1.0):
         yield (
-            f"the load test itself was late by up to {figure(late)} ms (p99): this machine cannot simulate more at "
+            f"the load test itself was late by up to {rounded(late)} ms (p99): this machine cannot simulate more at "
             "this pace, and the figures are of both ends; raise --consume-ms, or --processes where cores are free"
         )
     if outcome.metrics["disconnects"]:
         yield f"{outcome.metrics['disconnects']:.0f} connections broke"
 
 
-def verdict_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
+def verdict_rows(outcome: LoadTestOutcome) -> list[tuple[str, str, str]]:
     """(what was required, what was measured, whether it was met)."""
     return [
-        (str(verdict.threshold), figure(verdict.measured), "met" if verdict.met else "missed")
+        (str(verdict.threshold), rounded(verdict.measured), "met" if verdict.met else "missed")
         for verdict in outcome.verdicts
     ]
 
@@ -154,7 +154,7 @@ def verdict_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
 STYLES = {"met": "green", "missed": "bold red"}
 
 
-def _show_verdicts(outcome: Outcome, console: Console) -> None:
+def _show_verdicts(outcome: LoadTestOutcome, console: Console) -> None:
     table = Table("required", "measured", "", box=None, header_style="bold", padding=(0, 2, 0, 1))
     for required, measured, word in verdict_rows(outcome):
         table.add_row(escape(required), measured, f"[{STYLES[word]}]{word}[/]")

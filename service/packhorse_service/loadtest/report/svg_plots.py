@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from packhorse_service.text.formatting import number
+from packhorse_service.text.formatting import si
 
 __all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "WIDTH", "Dot", "Line", "Linear", "Log", "Plot", "line"]
 
@@ -54,7 +54,7 @@ class Linear:
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step * power for step in STEPS if step * power >= rough)
         first = math.ceil(self.low / step)
-        return [(step * n, number(step * n)) for n in range(first, math.floor(self.high / step) + 1)]
+        return [(step * n, si(step * n)) for n in range(first, math.floor(self.high / step) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Log:
 
     def ticks(self) -> list[tuple[float, str]]:
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
-        return [(10.0**n, number(10.0**n) if n > first else f"≤ {10.0**n:g}") for n in range(first, last + 1)]
+        return [(10.0**n, si(10.0**n) if n > first else f"≤ {10.0**n:g}") for n in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True)

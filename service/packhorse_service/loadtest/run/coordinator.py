@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packhorse.errors import ConfigError, StartTimeout
-from packhorse_service.loadtest.report.outcome import Moment, Run
+from packhorse_service.loadtest.report.outcome import IntervalMetrics, Measurements
 from packhorse_service.loadtest.run.setup import Plan
 from packhorse_service.loadtest.run.usage import Usage, observe, observe_all
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import Go, Leave, Measure, Progress, Ready, Result
+from packhorse_service.loadtest.run.worker_messages import Go, Leave, Measure, Ready, WorkerProgress, WorkerResult
 from packhorse_service.loadtest.run.workers import Workers
 from packhorse_service.processes import Child, Children, start_server
 
@@ -31,7 +31,7 @@ LOAD_S = 60.0  # until a worker is ready
 COLLECT_S = 30.0  # until every worker has told its result
 END_S = 5.0  # until every process has ended
 
-Show = Callable[[str, Moment | None], None]
+Show = Callable[[str, IntervalMetrics | None], None]
 
 
 @dataclass(slots=True)
@@ -45,18 +45,18 @@ class Coordinator:
     show: Show
     server: Child | None = None
     workers: Workers = field(init=False)
-    latest: dict[int, Progress] = field(default_factory=dict)
-    results: dict[int, Result] = field(default_factory=dict)
-    moments: list[Moment] = field(default_factory=list)
+    latest: dict[int, WorkerProgress] = field(default_factory=dict)
+    results: dict[int, WorkerResult] = field(default_factory=dict)
+    moments: list[IntervalMetrics] = field(default_factory=list)
     _ready: set[int] = field(default_factory=set)
     _waits: WaitHistogram = field(default_factory=WaitHistogram)  # since the last moment
-    _before: dict[int, Progress] = field(default_factory=dict)  # at the last moment
+    _before: dict[int, WorkerProgress] = field(default_factory=dict)  # at the last moment
     _usage: tuple[float, Usage | None] = (0.0, None)  # of the server, then
     _next_sample: float = 0.0
     _begin_s: float = 0.0
     _asked_to_leave: bool = False
 
-    def run(self, folder: Path) -> Run:
+    def run(self, folder: Path) -> Measurements:
         """All of it. Raises what ended it before there was anything to measure."""
         endpoint, server_start_s = self._serve(folder)
         jobs, seconds = self.plan.jobs(endpoint), self.plan.scenario.seconds
@@ -75,7 +75,7 @@ class Coordinator:
         ended_s, after = time.monotonic(), self._observed()
         self._leave()
         self._wait_for_the_end()
-        return Run(
+        return Measurements(
             setting=self.plan.setting(endpoint, len(jobs), self.command),
             results=list(self.results.values()),
             moments=self.moments,
@@ -168,10 +168,10 @@ class Coordinator:
             match report:
                 case Ready():
                     self._ready.add(number)
-                case Progress():
+                case WorkerProgress():
                     self.latest[number] = report
                     self._waits.bins.update(report.waits)
-                case Result():
+                case WorkerResult():
                     self.results[number] = report
         now = time.monotonic()
         if self.latest and not self.results and now >= self._next_sample:
@@ -187,7 +187,7 @@ class Coordinator:
         server, clients = self._observed()
         seen_s, before = self._usage
         cores = (server.cpu_s - before.cpu_s) / (now - seen_s) if server and before else None
-        moment = Moment(
+        moment = IntervalMetrics(
             at_s=now - self._begin_s if self._begin_s else -1.0,
             tokens_per_s=self._rate("tokens"),
             micro_batches_per_s=self._rate("micro_batches"),
@@ -221,7 +221,7 @@ class Coordinator:
         return float(sum(rates))
 
 
-def _named(progress: Iterable[Progress]) -> Counter[str]:
+def _named(progress: Iterable[WorkerProgress]) -> Counter[str]:
     total: Counter[str] = Counter()
     for each in progress:
         total.update(each.waiting_for)

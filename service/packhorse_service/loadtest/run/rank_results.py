@@ -8,17 +8,17 @@ from collections.abc import Collection, Mapping, Sequence
 from packhorse.protocol.client_session import State
 from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import Job, Progress, RankResult, Result
+from packhorse_service.loadtest.run.worker_messages import Job, RankResult, WorkerProgress, WorkerResult
 
 __all__ = ["progress_of", "result_of"]
 
 
 def progress_of(
     ranks: Sequence[SimulatedRank], counted: Collection[int], waits: Mapping[int, int], now: float
-) -> Progress:
+) -> WorkerProgress:
     """How far ``ranks`` are at ``now``; ``waits`` are those since the last time."""
-    tallies = [rank.tally for rank in ranks]
-    return Progress(
+    every = [rank.counters for rank in ranks]
+    return WorkerProgress(
         at_s=now,
         connected=sum(rank.connected for rank in ranks),
         welcomed=sum(rank.session.state in (State.STREAMING, State.ENDED) for rank in ranks),
@@ -26,33 +26,33 @@ def progress_of(
         ended=sum(rank.ended for rank in ranks),
         failed=sum(rank.error is not None for rank in ranks),
         waiting=sum(rank.asking_since is not None for rank in ranks),
-        micro_batches=sum(tally.micro_batches for tally in tallies),
-        tokens=sum(rank.tally.tokens for rank in ranks if number_of(rank) in counted),
-        wire_bytes=sum(tally.wire_bytes for tally in tallies),
+        micro_batches=sum(each.micro_batches for each in every),
+        tokens=sum(rank.counters.tokens for rank in ranks if number_of(rank) in counted),
+        wire_bytes=sum(each.wire_bytes for each in every),
         waits=waits,
         waiting_for=waiting_for(ranks),
     )
 
 
-def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, disconnects: int) -> Result:
+def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, disconnects: int) -> WorkerResult:
     """Everything that was measured."""
-    tallies = [rank.tally for rank in ranks]
+    every = [rank.counters for rank in ranks]
     errors = [rank.error for rank in ranks if rank.error is not None]
     welcomed = [rank.welcomed_s for rank in ranks]
     firsts = [rank.first_taken_s for rank in ranks]
-    stopped = WaitHistogram.merged(tally.stopped_waits.bins for tally in tallies)
-    return Result(
+    stopped = WaitHistogram.merged(each.stopped_waits.bins for each in every)
+    return WorkerResult(
         ranks=tuple(map(rank_result, ranks)),
         stopped_waits=stopped.bins,
-        max_stopped_wait_s=max((tally.stopped_waits.max_s for tally in tallies), default=0.0),
-        micro_batches=sum(tally.micro_batches for tally in tallies),
-        fillers=sum(tally.fillers for tally in tallies),
-        tokens=sum(rank.tally.tokens for rank in ranks if number_of(rank) in job.counted),
-        delivered_tokens=round(sum(tally.delivered for tally in tallies)),
-        wire_bytes=sum(tally.wire_bytes for tally in tallies),
-        verified=sum(tally.verified for tally in tallies),
+        max_stopped_wait_s=max((each.stopped_waits.max_s for each in every), default=0.0),
+        micro_batches=sum(each.micro_batches for each in every),
+        fillers=sum(each.fillers for each in every),
+        tokens=sum(rank.counters.tokens for rank in ranks if number_of(rank) in job.counted),
+        delivered_tokens=round(sum(each.delivered for each in every)),
+        wire_bytes=sum(each.wire_bytes for each in every),
+        verified=sum(each.verified for each in every),
         num_microbatches=max((rank.num_microbatches for rank in ranks), default=0),
-        last_taken_s=max((tally.last_taken_s for tally in tallies), default=0.0),
+        last_taken_s=max((each.last_taken_s for each in every), default=0.0),
         welcomed_s=max((at for at in welcomed if at is not None), default=None) if None not in welcomed else None,
         first_taken_s=min((at for at in firsts if at is not None), default=None),
         all_taken_s=max((at for at in firsts if at is not None), default=None) if None not in firsts else None,
@@ -69,15 +69,15 @@ def waiting_for(ranks: Sequence[SimulatedRank]) -> Counter[str]:
     """What or whom the server said it waited for -> seconds of all these ranks together."""
     total: Counter[str] = Counter()
     for rank in ranks:
-        total.update(rank.tally.waiting_for)
+        total.update(rank.counters.waiting_for)
     return total
 
 
 def rank_result(rank: SimulatedRank) -> RankResult:
-    waits = rank.tally.waits
+    waits = rank.counters.waits
     return RankResult(
         rank=number_of(rank),
-        micro_batches=rank.tally.micro_batches,
+        micro_batches=rank.counters.micro_batches,
         waits=waits.bins,
         wait_s=waits.total_s,
         max_wait_s=waits.max_s,

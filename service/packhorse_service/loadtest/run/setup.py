@@ -14,7 +14,7 @@ from packhorse.errors import ConfigError
 from packhorse.transport.key_files import KEY_FILE, find_client_key
 from packhorse_service.check.checks import check_streams
 from packhorse_service.config.serve_config import ServeConfig, load_config
-from packhorse_service.loadtest.report.outcome import Setting
+from packhorse_service.loadtest.report.outcome import LoadTestSetting
 from packhorse_service.loadtest.run.usage import processor
 from packhorse_service.loadtest.run.worker_messages import Job
 from packhorse_service.loadtest.scenario.scenario import Scenario, SyntheticConfig, Transport
@@ -71,10 +71,10 @@ class Plan:
             orderly=self.feed is not None,  # a server that is not ours goes on when its ranks have gone
         )
 
-    def setting(self, endpoint: str, processes: int, command: str) -> Setting:
+    def setting(self, endpoint: str, processes: int, command: str) -> LoadTestSetting:
         """What the report says of it."""
         scenario = self.scenario
-        return Setting(
+        return LoadTestSetting(
             command=command,
             data=self.data,
             endpoint=endpoint,

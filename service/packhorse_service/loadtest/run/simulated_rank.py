@@ -17,23 +17,23 @@ from packhorse.protocol.client_session import ClientSession, Effect, Forget, Sen
 from packhorse.wire.messages import Frames, Message, Wait
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
 
-__all__ = ["Pace", "Period", "SimulatedRank", "Taken"]
+__all__ = ["MeasureWindow", "RebuiltMicroBatch", "SimulatedRank", "ThinkTime"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ThinkTime:
     """How long a rank thinks about a micro-batch."""
 
     consume_s: float
     jitter: float  # at most so large a share of it shorter or longer, evenly distributed
     stops: bool = False  # takes nothing while the period has it stop
 
-    def think_s(self, chance: random.Random) -> float:
-        return self.consume_s * (1 + self.jitter * chance.uniform(-1, 1))
+    def draw_s(self, rng: random.Random) -> float:
+        return self.consume_s * (1 + self.jitter * rng.uniform(-1, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class MeasureWindow:
     """What is taken from ``begin_s`` until ``end_s`` counts; who stops, does from ``stop_s`` until ``resume_s``."""
 
     begin_s: float = inf
@@ -49,7 +49,7 @@ class Period:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class RebuiltMicroBatch:
     """What is kept of a micro-batch once it was rebuilt: a rank that trains holds its tensors, this one need not."""
 
     position: Position
@@ -63,7 +63,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Tally:
+class RankCounters:
     """What one rank took while it was measured."""
 
     micro_batches: int = 0
@@ -83,11 +83,11 @@ class SimulatedRank:
     """Methods take the time as ``now``, and return the effects to carry out, in order."""
 
     session: ClientSession
-    pace: Pace
-    chance: random.Random
-    period: Period = field(default_factory=Period)
-    tally: Tally = field(default_factory=Tally)
-    ready: deque[Taken | None] = field(default_factory=deque)  # None is END
+    think_time: ThinkTime
+    rng: random.Random
+    measured: MeasureWindow = field(default_factory=MeasureWindow)
+    counters: RankCounters = field(default_factory=RankCounters)
+    ready: deque[RebuiltMicroBatch | None] = field(default_factory=deque)  # None is END
     connected: bool = False
     asking_since: float | None = None  # what it waits for is not there
     think_until: float = inf
@@ -150,16 +150,16 @@ class SimulatedRank:
 
     def _count_wait(self, wait: Wait, now: float) -> None:
         """The server says it every keep-alive interval: each time stands for a second of one waiting rank."""
-        if self.period.counts(now):
-            self.tally.waiting_for[f"{wait.reason}"] += 1
+        if self.measured.counts(now):
+            self.counters.waiting_for[f"{wait.reason}"] += 1
             for name in wait.ranks:
                 # "rank 3 (dp3·cp0·tp0·pp0): its loop last asked 9 s ago", or "and 12 more"
                 whom = "others" if name.startswith("and ") else name.partition(": ")[0]
-                self.tally.waiting_for[f"{wait.reason}: {whom}"] += 1
+                self.counters.waiting_for[f"{wait.reason}: {whom}"] += 1
 
     # The loop ----------------------------------------------------------------------------------------
 
-    def delivered(self, taken: Taken | None, now: float) -> list[Effect]:
+    def delivered(self, taken: RebuiltMicroBatch | None, now: float) -> list[Effect]:
         """A micro-batch is there, rebuilt, or the end is (``None``)."""
         self.ready.append(taken)
         return self._take(now)
@@ -180,8 +180,8 @@ class SimulatedRank:
     def _ask(self, now: float) -> list[Effect]:
         """The loop asks at the moment its thinking ended, however late this is called."""
         at = self.think_until
-        if self.pace.stops and self.period.stopped(at):
-            self.think_until = self.period.resume_s
+        if self.think_time.stops and self.measured.stopped(at):
+            self.think_until = self.measured.resume_s
             return []
         self.asking_since, self.think_until = at, inf
         return self._take(now)
@@ -195,11 +195,11 @@ class SimulatedRank:
                 self._take_end()
                 break
             self._take_one(upcoming, self.asking_since)
-            if self.think_until <= now and not (self.pace.stops and self.period.stopped(self.think_until)):
+            if self.think_until <= now and not (self.think_time.stops and self.measured.stopped(self.think_until)):
                 self.asking_since, self.think_until = self.think_until, inf
         return self._acknowledge(now) if self.taken != before or self.ended else []
 
-    def _take_one(self, upcoming: Taken, asked_s: float) -> None:
+    def _take_one(self, upcoming: RebuiltMicroBatch, asked_s: float) -> None:
         at = max(asked_s, upcoming.ready_s)
         self.session.handed_out(upcoming.position, upcoming.digest)
         if self.first_taken_s is None:
@@ -208,26 +208,26 @@ class SimulatedRank:
             self._count(upcoming, asked_s, at)
         self.taken += 1
         self.asking_since, self.last_asked = None, at
-        self.think_until = at + self.pace.think_s(self.chance)
+        self.think_until = at + self.think_time.draw_s(self.rng)
 
     def _take_end(self) -> None:
         self.session.end_handed_out()
         self.asking_since = None if self.ended else self.asking_since
         self.taken += not self.ended  # the end of a pass is acknowledged too
 
-    def _count(self, upcoming: Taken, asked_s: float, at: float) -> None:
-        if not self.period.counts(at):
+    def _count(self, upcoming: RebuiltMicroBatch, asked_s: float, at: float) -> None:
+        if not self.measured.counts(at):
             return
-        tally, wait = self.tally, at - asked_s
-        tally.micro_batches += 1
-        tally.fillers += upcoming.filler
-        tally.tokens += 0 if upcoming.filler else upcoming.tokens
-        tally.delivered += upcoming.delivered
-        tally.wire_bytes += upcoming.wire_bytes
-        tally.verified += upcoming.verified
-        tally.last_taken_s = at
-        overlaps_stop = asked_s < self.period.resume_s and at >= self.period.stop_s
-        (tally.stopped_waits if overlaps_stop else tally.waits).add(wait)
+        counters, wait = self.counters, at - asked_s
+        counters.micro_batches += 1
+        counters.fillers += upcoming.filler
+        counters.tokens += 0 if upcoming.filler else upcoming.tokens
+        counters.delivered += upcoming.delivered
+        counters.wire_bytes += upcoming.wire_bytes
+        counters.verified += upcoming.verified
+        counters.last_taken_s = at
+        overlaps_stop = asked_s < self.measured.resume_s and at >= self.measured.stop_s
+        (counters.stopped_waits if overlaps_stop else counters.waits).add(wait)
         self.on_wait(wait)
 
     def _acknowledge(self, now: float) -> list[Effect]:

@@ -34,9 +34,18 @@ from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.transport.key_files import ClientKey, find_client_key
 from packhorse.wire.messages import Frames, decode, encode
 from packhorse_service.loadtest.run.rank_results import progress_of, result_of
-from packhorse_service.loadtest.run.simulated_rank import Pace, Period, SimulatedRank, Taken
+from packhorse_service.loadtest.run.simulated_rank import MeasureWindow, RebuiltMicroBatch, SimulatedRank, ThinkTime
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import COMMANDS, Go, Job, Leave, Measure, Progress, Ready, Report
+from packhorse_service.loadtest.run.worker_messages import (
+    COMMANDS,
+    Go,
+    Job,
+    Leave,
+    Measure,
+    Ready,
+    Report,
+    WorkerProgress,
+)
 from packhorse_service.tap import verified
 
 __all__ = ["Swarm"]
@@ -49,7 +58,7 @@ CLIENT_ID_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class RankConnection:
     """A rank and its socket."""
 
     number: int
@@ -66,8 +75,8 @@ class Swarm:
     job: Job
     commands: int
     tell: Callable[[Report], None]
-    members: list[Member] = field(default_factory=list)
-    period: Period = field(default_factory=Period)
+    members: list[RankConnection] = field(default_factory=list)
+    measured: MeasureWindow = field(default_factory=MeasureWindow)
     recent: WaitHistogram = field(default_factory=WaitHistogram)  # since the last report
     late: WaitHistogram = field(default_factory=WaitHistogram)
     disconnects: int = 0
@@ -96,11 +105,11 @@ class Swarm:
 
     def _over(self, now: float) -> bool:
         done = bool(self.members) and all(member.rank.ended or member.rank.error for member in self.members)
-        return self._leaving or now >= self.period.end_s or done
+        return self._leaving or now >= self.measured.end_s or done
 
     def _turn(self, wake_at: float) -> None:
         """Wait until something happens, and do what it asks for."""
-        nearest = min(wake_at, self._heap[0][0] if self._heap else inf, self.period.end_s)
+        nearest = min(wake_at, self._heap[0][0] if self._heap else inf, self.measured.end_s)
         ready = self._selector.select(max(nearest - time.monotonic(), 0.0))
         for member in dict.fromkeys(key.data for key, _ in ready):
             if member is None:
@@ -129,13 +138,13 @@ class Swarm:
                     self._leaving = True
 
     def _measure(self, measure: Measure) -> None:
-        self.period = Period(measure.from_s, measure.until_s, measure.stop_s, measure.resume_s)
+        self.measured = MeasureWindow(measure.from_s, measure.until_s, measure.stop_s, measure.resume_s)
         for member in self.members:
-            member.rank.period = self.period
+            member.rank.measured = self.measured
 
     def _connect_all(self) -> None:
         for number, rank in enumerate(self.job.ranks):
-            member = Member(number, self._simulated(rank), self._dealer())
+            member = RankConnection(number, self._simulated(rank), self._dealer())
             self.members.append(member)
             self._watch(member)
             member.rank.begin(time.monotonic())
@@ -143,7 +152,7 @@ class Swarm:
 
     def _simulated(self, rank: int) -> SimulatedRank:
         job = self.job
-        chance = random.Random(f"{job.seed} {rank}")
+        rng = random.Random(f"{job.seed} {rank}")
         session = ClientSession(
             Identity(
                 stream=STREAM,
@@ -155,8 +164,8 @@ class Swarm:
             )
         )
         consume_s = job.consume_s * (job.slow_factor if rank in job.slow else 1)
-        pace = Pace(consume_s, job.jitter, stops=rank in job.stopped)
-        return SimulatedRank(session, pace, chance, on_wait=self.recent.add)
+        think_time = ThinkTime(consume_s, job.jitter, stops=rank in job.stopped)
+        return SimulatedRank(session, think_time, rng, on_wait=self.recent.add)
 
     def _dealer(self) -> Dealer:
         """The one place where a rank's socket is made."""
@@ -164,14 +173,14 @@ class Swarm:
 
     # One rank ----------------------------------------------------------------------------------------
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: RankConnection) -> None:
         for fileno in member.watched:
             self._selector.unregister(fileno)
         member.watched = member.dealer.filenos()
         for fileno in member.watched:
             self._selector.register(fileno, selectors.EVENT_READ, member)
 
-    def _serve(self, member: Member) -> None:
+    def _serve(self, member: RankConnection) -> None:
         """Whatever its sockets have; an error ends this rank alone."""
         try:
             for event in member.dealer.events():
@@ -181,20 +190,20 @@ class Swarm:
             member.rank.fail(error)
         self._schedule(member)
 
-    def _on_event(self, member: Member, event: ConnectionEvent) -> None:
+    def _on_event(self, member: RankConnection, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.UP:
             self._carry_out(member, member.rank.came_up(time.monotonic()))
         else:
             self.disconnects += 1
             member.rank.went_down()
 
-    def _read(self, member: Member) -> None:
+    def _read(self, member: RankConnection) -> None:
         for frames in member.dealer.messages():
             message, extra = decode(frames)
             size = sum(map(len, frames))
             self._carry_out(member, member.rank.receive(message, extra, time.monotonic()), size)
 
-    def _tick(self, member: Member) -> None:
+    def _tick(self, member: RankConnection) -> None:
         try:
             if member.dealer.given_up:
                 self._reconnect(member)
@@ -204,7 +213,7 @@ class Swarm:
             member.rank.fail(error)
         self._schedule(member)
 
-    def _carry_out(self, member: Member, effects: list[Effect], size: int = 0) -> None:
+    def _carry_out(self, member: RankConnection, effects: list[Effect], size: int = 0) -> None:
         for effect in effects:
             match effect:
                 case Send(message, extra):
@@ -222,22 +231,22 @@ class Swarm:
                 case Fail(error):
                     member.rank.fail(error)
 
-    def _reconnect(self, member: Member) -> None:
+    def _reconnect(self, member: RankConnection) -> None:
         member.dealer.reconnect()
         self._watch(member)
 
-    def _send(self, member: Member, frames: Frames) -> None:
+    def _send(self, member: RankConnection, frames: Frames) -> None:
         if not member.dealer.send(frames):
             member.rank.went_down()  # the next connection begins with HELLO, which says it all again
 
-    def _rebuilt(self, rank: SimulatedRank, effect: Deliver, size: int) -> Taken:
+    def _rebuilt(self, rank: SimulatedRank, effect: Deliver, size: int) -> RebuiltMicroBatch:
         """All that a real rank does with a frame, its tensors included; they are not kept."""
         rebuilder = rank.session.rebuilder
         if rebuilder is None:
             raise ProtocolError("BATCH before WELCOME")
         rebuilt = rebuilder.rebuild(effect.body, memoryview(effect.payload))
         shares = 1 if rebuilt.holds_whole_row else rebuilt.context_size
-        return Taken(
+        return RebuiltMicroBatch(
             position=rebuilt.position,
             digest=rebuilt.row_digest,
             tokens=rebuilt.num_tokens,
@@ -250,20 +259,20 @@ class Swarm:
 
     # Time --------------------------------------------------------------------------------------------
 
-    def _schedule(self, member: Member) -> None:
+    def _schedule(self, member: RankConnection) -> None:
         """An entry for the next thing that the rank does by itself; entries that it outlived are skipped."""
         due = member.rank.due
         if due < inf and due != member.heap_due:
             heapq.heappush(self._heap, (due, member.number))
         member.heap_due = due
 
-    def _due(self, now: float) -> Iterator[Member]:
+    def _due(self, now: float) -> Iterator[RankConnection]:
         while self._heap and self._heap[0][0] <= now:
             due, number = heapq.heappop(self._heap)
             member = self.members[number]
             if due == member.heap_due:
                 member.heap_due = inf
-                if self.period.counts(now):
+                if self.measured.counts(now):
                     self.late.add(time.monotonic() - due)
                 yield member
 
@@ -287,6 +296,6 @@ class Swarm:
             member.dealer.close()
         self._context.term()
 
-    def _progress(self, now: float) -> Progress:
+    def _progress(self, now: float) -> WorkerProgress:
         waits, self.recent.bins = self.recent.bins, Counter()
         return progress_of([member.rank for member in self.members], set(self.job.counted), waits, now)

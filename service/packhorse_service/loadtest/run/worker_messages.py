@@ -1,7 +1,7 @@
 """What the coordinator and its worker processes tell each other: one JSON object a line, over pipes.
 
 Times are seconds of the machine's monotonic clock, which all its processes share. Counts only grow; what a
-``Progress`` says of waits is what came since the one before.
+``WorkerProgress`` says of waits is what came since the one before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from pydantic import TypeAdapter
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
 
-__all__ = ["Command", "Go", "Job", "Leave", "Measure", "Progress", "RankResult", "Ready", "Report", "Result"]
+__all__ = [
+    "Command",
+    "Go",
+    "Job",
+    "Leave",
+    "Measure",
+    "RankResult",
+    "Ready",
+    "Report",
+    "WorkerProgress",
+    "WorkerResult",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +87,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class WorkerProgress:
     """From a worker, several times a second: how far its ranks are."""
 
     kind: Literal["progress"] = "progress"
@@ -106,7 +117,7 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class WorkerResult:
     """From a worker, once, when its time is over. Counts are of what was taken between the moments of ``Measure``."""
 
     kind: Literal["result"] = "result"
@@ -133,7 +144,7 @@ class Result:
 
 
 Command = Job | Go | Measure | Leave
-Report = Ready | Progress | Result
+Report = Ready | WorkerProgress | WorkerResult
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPORTS: TypeAdapter[Report] = TypeAdapter(Report)

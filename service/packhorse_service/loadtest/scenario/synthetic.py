@@ -32,9 +32,9 @@ def write_synthetic_feed(
     curve: Mapping[str, str] | None = None,
 ) -> Path:
     """Write shards and the ``feed.yaml`` that serves them without end, with the keys that ``curve`` names; its path."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for shard in range(SHARDS):
-        _write_shard(folder / f"synthetic-{shard:06d}.tar", synthetic, chance)
+        _write_shard(folder / f"synthetic-{shard:06d}.tar", synthetic, rng)
     feed: dict[str, Any] = {
         "seed": seed,
         "layout": {
@@ -57,12 +57,12 @@ def write_synthetic_feed(
     return path
 
 
-def _write_shard(path: Path, synthetic: SyntheticConfig, chance: np.random.Generator) -> None:
+def _write_shard(path: Path, synthetic: SyntheticConfig, rng: np.random.Generator) -> None:
     samples = max(min(SAMPLES, TOKENS // synthetic.mean_length) // SHARDS, 1)
-    lengths = chance.lognormal(np.log(synthetic.mean_length) - SIGMA**2 / 2, SIGMA, samples).astype(np.int64)
+    lengths = rng.lognormal(np.log(synthetic.mean_length) - SIGMA**2 / 2, SIGMA, samples).astype(np.int64)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number, length in enumerate(np.clip(lengths, LEAST_IDS, synthetic.seq_length + 1)):
-            data = dump_array(chance.integers(0, synthetic.vocab_size, length, dtype=np.uint32))
+            data = dump_array(rng.integers(0, synthetic.vocab_size, length, dtype=np.uint32))
             header = tarfile.TarInfo(f"{number:06d}.npy")
             header.size = len(data)
             tar.addfile(header, io.BytesIO(data))

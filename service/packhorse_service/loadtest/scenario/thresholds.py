@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from packhorse.errors import ConfigError
 from packhorse_service.loadtest.scenario.measured import METRICS
 
-__all__ = ["Threshold", "Verdict", "judge", "parse_threshold"]
+__all__ = ["Threshold", "ThresholdResult", "judge", "parse_threshold"]
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -39,7 +39,7 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ThresholdResult:
     """A threshold and what was measured; ``None`` where that is not known."""
 
     threshold: Threshold
@@ -64,10 +64,10 @@ def parse_threshold(text: str) -> Threshold:
     return Threshold(name, comparison, limit)
 
 
-def judge(thresholds: tuple[Threshold, ...], values: Mapping[str, float | None]) -> tuple[Verdict, ...]:
+def judge(thresholds: tuple[Threshold, ...], values: Mapping[str, float | None]) -> tuple[ThresholdResult, ...]:
     """Every threshold against what was measured, in the order given."""
     measured = [(threshold, values[threshold.metric]) for threshold in thresholds]
-    return tuple(Verdict(threshold, value, threshold.holds(value)) for threshold, value in measured)
+    return tuple(ThresholdResult(threshold, value, threshold.holds(value)) for threshold, value in measured)
 
 
 OPERATORS_ARE = f"operators are {' '.join(OPERATORS)}"
