@@ -163,7 +163,7 @@ def test_the_public_names_are_these() -> None:
         "Partition",
         "Position",
         "ProtocolError",
-        "Readers",
+        "ReaderPolicy",
         "Remainder",
         "ServerFailed",
         "Severity",

@@ -15,7 +15,7 @@ from packhorse.contract.batch_contract import (
     LossReduction,
     Objective,
     Packing,
-    Readers,
+    ReaderPolicy,
     Remainder,
     TailPadding,
 )
@@ -60,7 +60,7 @@ __all__ = [
     "Partition",
     "Position",
     "ProtocolError",
-    "Readers",
+    "ReaderPolicy",
     "Remainder",
     "ServerFailed",
     "Severity",

@@ -21,7 +21,7 @@ from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
-from packhorse.declare.rank_info import find_place
+from packhorse.declare.rank_info import detect_rank
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
 from packhorse.feeding.arrays import Arrays
 from packhorse.feeding.chunks import Chunk, Chunks
@@ -69,10 +69,10 @@ class Feed(Iterator[MicroBatch]):
         key_file: str | os.PathLike[str] | None = None,
     ) -> None:
         layout = layout or ParallelLayout()
-        place = find_place(layout, rank, world_size)
+        place = detect_rank(layout, rank, world_size)
         if place.world_size != layout.world_size:
             raise ConfigError(
-                f"world size {place.world_size} (from {place.told_by}) must equal the layout {layout} of "
+                f"world size {place.world_size} (from {place.source}) must equal the layout {layout} of "
                 f"{layout.world_size} ranks; pass the layout of this job"
             )
         self.endpoint = endpoint

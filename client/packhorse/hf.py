@@ -20,13 +20,12 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.batch_contract import IGNORE_INDEX
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError, ContractError
 from packhorse.feed import Feed
 
 __all__ = ["arguments", "attach"]
-
-IGNORE_INDEX = -100  # Trainer counts targets by this number, whatever the loss ignores
 
 
 def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> d
     """
     if not micro_batch.holds_whole_row:
         raise ContractError("partition must be 'whole' for Hugging Face models; this rank was sent a slice of its row")
-    if micro_batch.ignore_index != IGNORE_INDEX:
+    if micro_batch.ignore_index != IGNORE_INDEX:  # Trainer counts targets by this number, whatever the loss ignores
         raise ContractError(f"ignore_index={micro_batch.ignore_index} must be {IGNORE_INDEX} for Hugging Face models")
     shifted = "shift_labels" in inspect.signature(ForCausalLMLoss).parameters if shift_labels is None else shift_labels
     labels = _rows(micro_batch.masked_labels())

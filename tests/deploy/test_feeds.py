@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from packhorse import BatchContract, MicroBatch, ParallelLayout, Readers
+from packhorse import BatchContract, MicroBatch, ParallelLayout, ReaderPolicy
 from packhorse_service.commands import app
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.protocol.stream_spec import readers_of
@@ -54,7 +54,7 @@ def first_step(config: Path) -> Ranks:
     """The first step of every reader; then all leave."""
     described = load_config(config)
     layout = described.layout
-    numbers = [layout.rank(at) for at in readers_of(layout, described.contract.readers or Readers.ALL)]
+    numbers = [layout.rank(at) for at in readers_of(layout, described.contract.readers or ReaderPolicy.ALL)]
     with running_server(config) as server, ThreadPoolExecutor(len(numbers)) as pool:
         steps = pool.map(lambda rank: read_step(server.endpoint, layout, rank), numbers)
         return dict(zip(numbers, steps, strict=True))

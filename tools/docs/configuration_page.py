@@ -15,7 +15,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from packhorse.contract.batch_contract import SIZES, BatchContract, resolve
-from packhorse.contract.documented import meaning_of
+from packhorse.contract.documented import description_of
 from packhorse.contract.layout import AXES, ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse_service.config.serve_config import (
@@ -89,7 +89,7 @@ def settings() -> str:
 def trainer_facts() -> str:
     """The fields of ``TrainerFacts``; each may be left out."""
     hints = get_type_hints(TrainerFacts)
-    rows = ([code(f.name), _kind(hints[f.name]), meaning_of(f)] for f in fields(TrainerFacts))
+    rows = ([code(f.name), _kind(hints[f.name]), description_of(f)] for f in fields(TrainerFacts))
     return table(("field", "type", "meaning"), rows)
 
 

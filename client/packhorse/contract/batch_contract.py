@@ -14,24 +14,27 @@ from hashlib import blake2b
 
 import msgpack
 
-from packhorse.contract.documented import means
+from packhorse.contract.documented import documented
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ConfigError
 
 __all__ = [
+    "IGNORE_INDEX",
     "AttentionOffsets",
     "BatchContract",
     "LossReduction",
     "Objective",
     "Packing",
-    "Readers",
+    "ReaderPolicy",
     "Remainder",
     "ResolvedContract",
     "TailPadding",
     "resolve",
 ]
+
+IGNORE_INDEX = -100  # the label that PyTorch's cross entropy leaves out, if it is told no other
 
 
 class Packing(StrEnum):
@@ -50,7 +53,7 @@ class TailPadding(StrEnum):
     EXTEND_LAST = "extend_last"  # the last physical segment grows, no further offset
 
 
-class Readers(StrEnum):
+class ReaderPolicy(StrEnum):
     """Which coordinates connect."""
 
     ALL = "all"
@@ -96,36 +99,42 @@ class BatchContract:
     them, the two sides do not compare them.
     """
 
-    seq_length: int | None = means("Slots of a row; in `in_batch`, of the longest sample.")
-    micro_batch_size: int | None = means("1 in `online` and isolated `concat`; samples or rows of a micro-batch else.")
-    global_batch_size: int | None = means("Of a step over all ranks: packs (`online`), rows (`concat`) or samples.")
-    packing: Packing | None = means("How samples become rows.")
-    isolate_documents: bool | None = means("`concat`: attention stays within a document; false: one run of ids.")
-    partition: Partition | None = means(
+    seq_length: int | None = documented("Slots of a row; in `in_batch`, of the longest sample.")
+    micro_batch_size: int | None = documented(
+        "1 in `online` and isolated `concat`; samples or rows of a micro-batch else."
+    )
+    global_batch_size: int | None = documented(
+        "Of a step over all ranks: packs (`online`), rows (`concat`) or samples."
+    )
+    packing: Packing | None = documented("How samples become rows.")
+    isolate_documents: bool | None = documented("`concat`: attention stays within a document; false: one run of ids.")
+    partition: Partition | None = documented(
         "Who cuts rows for context-parallel ranks: the trainer (`whole`), or the server."
     )
-    readers: Readers | None = means("Which coordinates connect.")
-    evaluation_context: int | None = means("Context-parallel size of evaluations, where it differs.")
-    segment_multiple: int | None = means("Each segment is padded to a multiple of this.")
-    pack_multiple: int | None = means("Each row is a multiple of this wide: what kernels or FP8 need.")
-    static_shapes: bool | None = means(
+    readers: ReaderPolicy | None = documented("Which coordinates connect.")
+    evaluation_context: int | None = documented("Context-parallel size of evaluations, where it differs.")
+    segment_multiple: int | None = documented("Each segment is padded to a multiple of this.")
+    pack_multiple: int | None = documented("Each row is a multiple of this wide: what kernels or FP8 need.")
+    static_shapes: bool | None = documented(
         "Sets pad_to_max_length and pad_cu_seqlens, for CUDA graphs; needs max_segments."
     )
-    pad_to_max_length: bool | None = means("Every row has the same width.")
-    pad_cu_seqlens: bool | None = means("A fixed number of offsets: max_segments + 2.")
-    max_segments: int | None = means("Segments of a row at most.")
-    tail_padding: TailPadding | None = means(
+    pad_to_max_length: bool | None = documented("Every row has the same width.")
+    pad_cu_seqlens: bool | None = documented("A fixed number of offsets: max_segments + 2.")
+    max_segments: int | None = documented("Segments of a row at most.")
+    tail_padding: TailPadding | None = documented(
         "What the padding behind the last sample is: a segment, or part of the last."
     )
-    objective: Objective | None = means("What the job trains.")
-    loss_reduction: LossReduction | None = means("How the trainer divides the summed loss.")
-    remainder: Remainder | None = means("What becomes of packs at the end that fill no step: filled up, or left out.")
-    attention_offsets: AttentionOffsets | None = means("Which offsets adapters give to attention.")
-    padding_mask: bool | None = means("Deliver `MicroBatch.padding_mask`.")
-    vocab_size: int | None = means("Of the model; ids must be below. Up to 65,536, ids travel as 16 bits.")
-    pad_id: int | None = means("The token of padding.")
-    ignore_index: int | None = means("The label of padding.")
-    trainer: TrainerFacts | None = means("Facts about the trainer, for the rules.")
+    objective: Objective | None = documented("What the job trains.")
+    loss_reduction: LossReduction | None = documented("How the trainer divides the summed loss.")
+    remainder: Remainder | None = documented(
+        "What becomes of packs at the end that fill no step: filled up, or left out."
+    )
+    attention_offsets: AttentionOffsets | None = documented("Which offsets adapters give to attention.")
+    padding_mask: bool | None = documented("Deliver `MicroBatch.padding_mask`.")
+    vocab_size: int | None = documented("Of the model; ids must be below. Up to 65,536, ids travel as 16 bits.")
+    pad_id: int | None = documented("The token of padding.")
+    ignore_index: int | None = documented("The label of padding.")
+    trainer: TrainerFacts | None = documented("Facts about the trainer, for the rules.")
 
     def __post_init__(self) -> None:
         for name, enum in ENUMS.items():
@@ -176,7 +185,7 @@ WORDS: dict[type, str] = {int: "an integer", bool: "true or false"}
 ENUMS: dict[str, type[StrEnum]] = {
     "packing": Packing,
     "partition": Partition,
-    "readers": Readers,
+    "readers": ReaderPolicy,
     "attention_offsets": AttentionOffsets,
     "tail_padding": TailPadding,
     "objective": Objective,
@@ -208,7 +217,7 @@ class ResolvedContract:
     packing: Packing
     isolate_documents: bool
     partition: Partition
-    readers: Readers
+    readers: ReaderPolicy
     evaluation_context: int
     segment_multiple: int
     pack_multiple: int
@@ -285,7 +294,7 @@ def resolve(
         "packing": Packing.ONLINE,
         "isolate_documents": True,
         "partition": partition,
-        "readers": Readers.ALL,
+        "readers": ReaderPolicy.ALL,
         "evaluation_context": evaluation_context,
         "segment_multiple": default_segment_multiple(layout, partition, evaluation_context),
         "static_shapes": False,
@@ -299,7 +308,7 @@ def resolve(
         "attention_offsets": AttentionOffsets.PHYSICAL,
         "padding_mask": False,
         "pad_id": 0,
-        "ignore_index": -100,
+        "ignore_index": IGNORE_INDEX,
     }
     names = [f.name for f in fields(ResolvedContract)]
     given = {name: getattr(declared, name) for name in names if getattr(declared, name) is not None}

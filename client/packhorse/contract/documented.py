@@ -1,21 +1,21 @@
-"""Fields that say what they mean, for whoever reads the code and for the reference that is written from it."""
+"""Dataclass fields that carry a description, for readers of the code and for the reference written from it."""
 
 from __future__ import annotations
 
 from dataclasses import Field, field
 from typing import Any
 
-__all__ = ["meaning_of", "means"]
+__all__ = ["description_of", "documented"]
 
-MEANING = "meaning"
-
-
-def means(text: str, default: object = None) -> Any:
-    """A field of a dataclass; ``None`` stands for "not declared"."""
-    return field(default=default, metadata={MEANING: text})
+DESCRIPTION = "description"
 
 
-def meaning_of(described: Field[Any]) -> str:
-    """What such a field means."""
-    meaning: str = described.metadata[MEANING]
-    return meaning
+def documented(description: str, default: object = None) -> Any:
+    """Return a dataclass field with a description; its default ``None`` stands for "not declared"."""
+    return field(default=default, metadata={DESCRIPTION: description})
+
+
+def description_of(described: Field[Any]) -> str:
+    """Return the description of a field made by ``documented``."""
+    description: str = described.metadata[DESCRIPTION]
+    return description

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from packhorse.contract.documented import means
+from packhorse.contract.documented import documented
 from packhorse.errors import ConfigError
 
 __all__ = ["Coordinates", "ParallelLayout"]
 
-AXES = ("tensor", "context", "data", "pipeline")
-SHORT = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp"}
+AXES = ("data", "context", "tensor", "pipeline")
+ABBREVIATIONS = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp"}
 DEFAULT_ORDER = "tp-cp-dp-pp"
 
 
@@ -44,12 +44,14 @@ class ParallelLayout:
     Coordinates(data=1, context=1, tensor=0, pipeline=0)
     """
 
-    data: int = means("Data-parallel size (DP).", 1)
-    context: int = means("Context-parallel size (CP).", 1)
-    tensor: int = means("Tensor-parallel size (TP).", 1)
-    pipeline: int = means("Pipeline-parallel size (PP).", 1)
-    sequence_parallel: bool = means("Activations are split along the sequence over the tensor-parallel ranks.", False)
-    order: str = means("The axes from the fastest varying to the slowest.", DEFAULT_ORDER)
+    data: int = documented("Data-parallel size (DP).", 1)
+    context: int = documented("Context-parallel size (CP).", 1)
+    tensor: int = documented("Tensor-parallel size (TP).", 1)
+    pipeline: int = documented("Pipeline-parallel size (PP).", 1)
+    sequence_parallel: bool = documented(
+        "Activations are split along the sequence over the tensor-parallel ranks.", False
+    )
+    order: str = documented("The axes from the fastest varying to the slowest.", DEFAULT_ORDER)
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -58,9 +60,9 @@ class ParallelLayout:
                 raise ConfigError(f"layout.{axis}={size!r} must be an integer of at least 1")
         if not isinstance(self.sequence_parallel, bool):
             raise ConfigError(f"layout.sequence_parallel={self.sequence_parallel!r} must be true or false")
-        if sorted(self.order.split("-")) != sorted(SHORT.values()):
+        if sorted(self.order.split("-")) != sorted(ABBREVIATIONS.values()):
             raise ConfigError(
-                f"layout.order={self.order!r} must name each of {', '.join(SHORT.values())} once, "
+                f"layout.order={self.order!r} must name each of {', '.join(ABBREVIATIONS.values())} once, "
                 f"joined by '-', fastest first; Megatron's default is {DEFAULT_ORDER!r}"
             )
 
@@ -99,7 +101,7 @@ class ParallelLayout:
 
     def _strides(self) -> list[tuple[str, int, int]]:
         """(axis, its size, ranks between neighbours on it), fastest axis first."""
-        by_short = {short: axis for axis, short in SHORT.items()}
+        by_short = {short: axis for axis, short in ABBREVIATIONS.items()}
         axes = [by_short[short] for short in self.order.split("-")]
         sizes = [int(getattr(self, axis)) for axis in axes]
         return [(axis, size, math.prod(sizes[:i])) for i, (axis, size) in enumerate(zip(axes, sizes, strict=True))]
@@ -121,5 +123,7 @@ class ParallelLayout:
         return sum(int(getattr(at, axis)) * stride for axis, _, stride in self._strides())
 
     def __str__(self) -> str:
-        sizes = "·".join(f"{SHORT[axis].upper()}{getattr(self, axis)}" for axis in ("data", "context", "tensor"))
+        sizes = "·".join(
+            f"{ABBREVIATIONS[axis].upper()}{getattr(self, axis)}" for axis in ("data", "context", "tensor")
+        )
         return f"{sizes}·PP{self.pipeline}{' SP' if self.sequence_parallel else ''}"

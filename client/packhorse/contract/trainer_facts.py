@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from packhorse.contract.documented import means
+from packhorse.contract.documented import documented
 
 __all__ = ["CudaGraph", "Dispatcher", "Stack", "TrainerFacts"]
 
@@ -46,37 +46,43 @@ class Dispatcher(StrEnum):
 class TrainerFacts:
     """One trainer's declaration. Lengths count slots."""
 
-    stack: Stack | None = means("Whose training step consumes the micro-batches.")
-    world_size: int | None = means("Ranks of the job.")
-    model_family: str | None = means("A name of the table of families, lower case: `qwen3-next`.")
-    model_seq_length: int | None = means("The length that the model is configured for.")
-    data_seq_length: int | None = means("The length that the trainer's data is configured for.")
-    max_position_embeddings: int | None = means("Size of a table of positions, or a limit; seq_length may be smaller.")
-    transformer_impl: str | None = means("Megatron: `local`, `transformer_engine` or `inference_optimized`.")
-    custom_attention: bool | None = means("It brings an attention that reads the offsets itself.")
-    megatron_ddp: bool | None = means("Gradients go through Megatron's DDP.")
-    average_in_collective: bool | None = means("Megatron's DDP averages gradients in the collective.")
-    clamps_zero_loss: bool | None = means("A mean over no supervised token is 0, not 0/0.")
-    rampup_batch_size: bool | None = means("The batch grows over time.")
-    decrease_batch_size_if_needed: bool | None = means("The batch shrinks where it does not divide by the ranks.")
-    packs_offline: bool | None = means("It packs by itself too, before training.")
-    packs_in_batch: bool | None = means("It packs by itself too, in the batch.")
-    defers_packing: bool | None = means("It packs by itself too, in a later step.")
-    dynamic_context_parallel: bool | None = means("It moves samples between context-parallel groups after loading.")
-    packing_scheduler: str | None = means("The scheduler that packs again after loading.")
-    mtp_num_layers: int | None = means("Layers of multi-token prediction.")
-    virtual_pipeline_chunks: int | None = means("Model chunks of a rank.")
-    microbatch_group_size: int | None = means("Interleaved schedule; left out: the pipeline size.")
-    variable_seq_lengths: bool | None = means("Pipeline stages exchange shapes first.")
-    expert_parallel: int | None = means("Expert-parallel size (EP).")
-    moe_dispatcher: Dispatcher | None = means("How tokens reach their experts.")
-    moe_pads_uneven: bool | None = means("The dispatcher pads uneven token counts.")
-    cuda_graph: CudaGraph | None = means("What a CUDA graph captures.")
-    cuda_graph_modules: tuple[str, ...] | None = means("Megatron's names of modules; none: the whole layer.")
-    fp8: bool | None = means("It trains in FP8.")
-    fp8_width: int | None = means("What the recipe needs a row to be a multiple of.")
-    cp_comm_type: str | None = means("How context-parallel ranks exchange: `p2p`, `a2a`, `a2a+p2p` …")
-    hierarchical_cp_sizes: tuple[int, ...] | None = means("Of `a2a+p2p`; their product is the context-parallel size.")
-    external_dataloader: bool | None = means("Megatron-LM: `dataloader_type external`.")
-    sft: bool | None = means("Megatron-LM: `--sft`.")
-    makes_attention_mask: bool | None = means("Megatron-LM: `create_attention_mask_in_dataloader`.")
+    stack: Stack | None = documented("Whose training step consumes the micro-batches.")
+    world_size: int | None = documented("Ranks of the job.")
+    model_family: str | None = documented("A name of the table of families, lower case: `qwen3-next`.")
+    model_seq_length: int | None = documented("The length that the model is configured for.")
+    data_seq_length: int | None = documented("The length that the trainer's data is configured for.")
+    max_position_embeddings: int | None = documented(
+        "Size of a table of positions, or a limit; seq_length may be smaller."
+    )
+    transformer_impl: str | None = documented("Megatron: `local`, `transformer_engine` or `inference_optimized`.")
+    custom_attention: bool | None = documented("It brings an attention that reads the offsets itself.")
+    megatron_ddp: bool | None = documented("Gradients go through Megatron's DDP.")
+    average_in_collective: bool | None = documented("Megatron's DDP averages gradients in the collective.")
+    clamps_zero_loss: bool | None = documented("A mean over no supervised token is 0, not 0/0.")
+    rampup_batch_size: bool | None = documented("The batch grows over time.")
+    decrease_batch_size_if_needed: bool | None = documented("The batch shrinks where it does not divide by the ranks.")
+    packs_offline: bool | None = documented("It packs by itself too, before training.")
+    packs_in_batch: bool | None = documented("It packs by itself too, in the batch.")
+    defers_packing: bool | None = documented("It packs by itself too, in a later step.")
+    dynamic_context_parallel: bool | None = documented(
+        "It moves samples between context-parallel groups after loading."
+    )
+    packing_scheduler: str | None = documented("The scheduler that packs again after loading.")
+    mtp_num_layers: int | None = documented("Layers of multi-token prediction.")
+    virtual_pipeline_chunks: int | None = documented("Model chunks of a rank.")
+    microbatch_group_size: int | None = documented("Interleaved schedule; left out: the pipeline size.")
+    variable_seq_lengths: bool | None = documented("Pipeline stages exchange shapes first.")
+    expert_parallel: int | None = documented("Expert-parallel size (EP).")
+    moe_dispatcher: Dispatcher | None = documented("How tokens reach their experts.")
+    moe_pads_uneven: bool | None = documented("The dispatcher pads uneven token counts.")
+    cuda_graph: CudaGraph | None = documented("What a CUDA graph captures.")
+    cuda_graph_modules: tuple[str, ...] | None = documented("Megatron's names of modules; none: the whole layer.")
+    fp8: bool | None = documented("It trains in FP8.")
+    fp8_width: int | None = documented("What the recipe needs a row to be a multiple of.")
+    cp_comm_type: str | None = documented("How context-parallel ranks exchange: `p2p`, `a2a`, `a2a+p2p` …")
+    hierarchical_cp_sizes: tuple[int, ...] | None = documented(
+        "Of `a2a+p2p`; their product is the context-parallel size."
+    )
+    external_dataloader: bool | None = documented("Megatron-LM: `dataloader_type external`.")
+    sft: bool | None = documented("Megatron-LM: `--sft`.")
+    makes_attention_mask: bool | None = documented("Megatron-LM: `create_attention_mask_in_dataloader`.")

@@ -19,15 +19,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from packhorse.contract.batch_contract import BatchContract, Packing, Readers, resolve
+from packhorse.contract.batch_contract import BatchContract, Packing, ReaderPolicy, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
-from packhorse.declare.attributes import look_up, read
+from packhorse.declare.attributes import get, read_fields
 from packhorse.declare.bridge_rules import BRIDGE_RULES
 from packhorse.declare.bridge_view import BridgeView
-from packhorse.declare.megatron import layout_of, model_ranks
-from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, facts_of
+from packhorse.declare.megatron import layout_from_sizes, model_ranks
+from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, trainer_facts
 from packhorse.errors import ConfigError
 from packhorse.rules import Case, Violation, check, errors
 from packhorse.rules.lengths import ID_LIMIT, gbs_divides
@@ -38,10 +38,10 @@ __all__ = ["bridge_case", "check_bridge", "contract_from_megatron_bridge", "layo
 
 def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
     """The model's sizes; DP is ``data_parallel_size`` once that is set, else what the world size leaves."""
-    model = look_up(cfg, "model")
+    model = get(cfg, "model")
     ranks = world_size or BridgeView(cfg).world_size
-    data = look_up(cfg, "data_parallel_size") if world_size is None else None
-    return layout_of(model, data or max(1, (ranks or 1) // model_ranks(model)))
+    data = get(cfg, "data_parallel_size") if world_size is None else None
+    return layout_from_sizes(model, data or max(1, (ranks or 1) // model_ranks(model)))
 
 
 def contract_from_megatron_bridge(cfg: object) -> BatchContract:
@@ -56,7 +56,7 @@ def contract_from_megatron_bridge(cfg: object) -> BatchContract:
 
 
 def _declare(view: BridgeView) -> BatchContract:
-    declared = {**read(view.cfg, BRIDGE_LENGTHS), **_shapes(view)}
+    declared = {**read_fields(view.cfg, BRIDGE_LENGTHS), **_shapes(view)}
     if view.packs_offline and (view.pack_size or 0) > 0:
         declared["seq_length"] = view.pack_size
     return BatchContract(
@@ -64,7 +64,7 @@ def _declare(view: BridgeView) -> BatchContract:
         packing=view.packing,
         isolate_documents=False if view.packing is Packing.CONCAT else None,
         partition=Partition.WHOLE,
-        readers=Readers.ALL,
+        readers=ReaderPolicy.ALL,
         objective=view.objective,
         trainer=_facts(view),
     )
@@ -84,20 +84,20 @@ def _shapes(view: BridgeView) -> dict[str, Any]:
         fixed = True
     return {
         "pad_to_max_length": fixed,
-        "pad_cu_seqlens": look_up(view.specs, "pad_cu_seqlens") if view.packs_offline else None,
-        "segment_multiple": look_up(view.specs, "pad_seq_to_mult") if view.packs_offline else None,
+        "pad_cu_seqlens": get(view.specs, "pad_cu_seqlens") if view.packs_offline else None,
+        "segment_multiple": get(view.specs, "pad_seq_to_mult") if view.packs_offline else None,
     }
 
 
 def _facts(view: BridgeView) -> TrainerFacts:
-    declared = {"stack": Stack.MEGATRON_BRIDGE, "clamps_zero_loss": True, **read(view.cfg, BRIDGE_FACTS)}
-    declared["megatron_ddp"] = not look_up(view.cfg, "dist.use_torch_fsdp2")
+    declared = {"stack": Stack.MEGATRON_BRIDGE, "clamps_zero_loss": True, **read_fields(view.cfg, BRIDGE_FACTS)}
+    declared["megatron_ddp"] = not get(view.cfg, "dist.use_torch_fsdp2")
     # One way of packing became the stream's mode; a second one beside it packs again.
     declared["packs_offline"] = False
     declared["packs_in_batch"] = view.packs_in_batch and view.packing is not Packing.IN_BATCH
-    if view.packing is Packing.IN_BATCH and look_up(view.model, "pipeline_model_parallel_size") not in (None, 1):
+    if view.packing is Packing.IN_BATCH and get(view.model, "pipeline_model_parallel_size") not in (None, 1):
         declared["variable_seq_lengths"] = True  # Bridge turns it on for such a job
-    return facts_of(view.model, declared, pads_when_eager=True)
+    return trainer_facts(view.model, declared, pads_when_eager=True)
 
 
 REQUIRED = {"seq_length": "model.seq_length", "global_batch_size": "train.global_batch_size"}
@@ -153,7 +153,7 @@ def _evaluation(cfg: object, training: Case) -> list[Violation]:
         remedy = f"set it to {layout.context}, or leave it out"
         return [_violation("WORLD", Finding("dist.eval_context_parallel_size", want, str(context), remedy))]
     sizes = {
-        name: look_up(cfg, f"validation.eval_{name}", f"train.eval_{name}") or getattr(contract, name)
+        name: get(cfg, f"validation.eval_{name}", f"train.eval_{name}") or getattr(contract, name)
         for name in ("micro_batch_size", "global_batch_size")
     }
     case = Case(replace(layout, context=context, data=ranks // context), replace(contract, **sizes))

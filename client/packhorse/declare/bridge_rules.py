@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from packhorse.declare.attributes import look_up
+from packhorse.declare.attributes import get
 from packhorse.declare.bridge_view import BridgeView, class_names
 from packhorse.rules.model import Finding, Severity
 
@@ -47,11 +47,11 @@ SIZES = (
 def sizes(view: BridgeView) -> Iterator[Finding]:
     """Sizes and multiples are at least 1; a multiple is checked before it is widened, so that -3 is not normalised."""
     for name in SIZES:
-        got = look_up(view.cfg, name)
+        got = get(view.cfg, name)
         if got is not None and got < 1:
             yield Finding(name, "at least 1", str(got), f"set {name} to 1 or more, or leave it out")
     for name in ("train.micro_batch_size", "train.global_batch_size"):
-        if look_up(view.cfg, name) is None:
+        if get(view.cfg, name) is None:
             yield Finding(name, "a number", "not set", f"set {name}")
 
 
@@ -74,11 +74,11 @@ def specs(view: BridgeView) -> Iterator[Finding]:
 
 def spec_values(view: BridgeView) -> Iterator[Finding]:
     """pad_seq_to_mult is at least 1 or left out; max_single_sequence_length is in 1 … packed_sequence_size."""
-    multiple = look_up(view.specs, "pad_seq_to_mult")
+    multiple = get(view.specs, "pad_seq_to_mult")
     if multiple is not None and multiple < 1:
         remedy = "set pad_seq_to_mult to 2·CP, or leave it out"
         yield Finding("offline_packing_specs.pad_seq_to_mult", "at least 1", str(multiple), remedy)
-    longest, size = look_up(view.specs, "max_single_sequence_length"), view.pack_size or 0
+    longest, size = get(view.specs, "max_single_sequence_length"), view.pack_size or 0
     if longest is not None and not 1 <= longest <= (size if size > 0 else longest):
         field = "offline_packing_specs.max_single_sequence_length"
         yield Finding(field, f"1 … {size}, the pack's size", str(longest), f"set it to {max(size, 1)}, or leave it out")
@@ -86,11 +86,11 @@ def spec_values(view: BridgeView) -> Iterator[Finding]:
 
 def energon_sizes(view: BridgeView) -> Iterator[Finding]:
     """An Energon dataset's micro_batch_size is the one of training, and of evaluation where that runs."""
-    own, training = look_up(view.dataset, "micro_batch_size"), look_up(view.cfg, "train.micro_batch_size")
+    own, training = get(view.dataset, "micro_batch_size"), get(view.cfg, "train.micro_batch_size")
     if not view.is_energon or own is None:
         return
-    evaluation = look_up(view.cfg, "validation.eval_micro_batch_size") or training
-    validates = look_up(view.dataset, "do_validation") is not False
+    evaluation = get(view.cfg, "validation.eval_micro_batch_size") or training
+    validates = get(view.dataset, "do_validation") is not False
     for name, want in {"train.micro_batch_size": training, "validation.eval_micro_batch_size": evaluation}.items():
         if want not in (None, own) and (name.startswith("train") or validates):
             remedy = f"set dataset.micro_batch_size to {want}"
@@ -98,29 +98,29 @@ def energon_sizes(view: BridgeView) -> Iterator[Finding]:
 
 
 def _graph(view: BridgeView, name: str) -> str | None:
-    value = look_up(view.model, name)
+    value = get(view.model, name)
     shown = str(getattr(value, "value", value))
     return None if value is None or shown == "none" else shown
 
 
 # What Energon's own online packing refuses: (setting, what is found where it is refused, wanted).
 ENERGON_LIMITS: tuple[tuple[str, Callable[[BridgeView], object], str], ...] = (
-    ("dataset.micro_batch_size", lambda v: (look_up(v.dataset, "micro_batch_size") or 1) > 1, "1"),
-    ("model.calculate_per_token_loss", lambda v: not look_up(v.model, "calculate_per_token_loss"), "true"),
-    ("ddp.average_in_collective", lambda v: look_up(v.cfg, "ddp.average_in_collective"), "false"),
-    ("model.mtp_num_layers", lambda v: look_up(v.model, "mtp_num_layers"), "0"),
+    ("dataset.micro_batch_size", lambda v: (get(v.dataset, "micro_batch_size") or 1) > 1, "1"),
+    ("model.calculate_per_token_loss", lambda v: not get(v.model, "calculate_per_token_loss"), "true"),
+    ("ddp.average_in_collective", lambda v: get(v.cfg, "ddp.average_in_collective"), "false"),
+    ("model.mtp_num_layers", lambda v: get(v.model, "mtp_num_layers"), "0"),
     ("model.cuda_graph_impl", lambda v: _graph(v, "cuda_graph_impl"), "none"),
     ("model.vision_cuda_graph_impl", lambda v: _graph(v, "vision_cuda_graph_impl"), "none"),
-    ("model.dist_train.use_dist_train", lambda v: look_up(v.model, "dist_train.use_dist_train"), "false"),
+    ("model.dist_train.use_dist_train", lambda v: get(v.model, "dist_train.use_dist_train"), "false"),
     (
         "model.pipeline_model_parallel_size",
-        lambda v: (look_up(v.model, "pipeline_model_parallel_size") or 1) > 1,
+        lambda v: (get(v.model, "pipeline_model_parallel_size") or 1) > 1,
         "1",
     ),
     ("dataset.enable_in_batch_packing", lambda v: v.packs_in_batch, "false"),
     (
         "dataset.defer_in_batch_packing_to_step",
-        lambda v: look_up(v.dataset, "defer_in_batch_packing_to_step"),
+        lambda v: get(v.dataset, "defer_in_batch_packing_to_step"),
         "false",
     ),
 )
@@ -132,9 +132,9 @@ def energon_packing(view: BridgeView) -> Iterator[Finding]:
         return
     for name, refused, want in ENERGON_LIMITS:
         if refused(view):
-            got = str(look_up(view.cfg, name)).lower()
+            got = str(get(view.cfg, name)).lower()
             yield Finding(name, f"{want} with packing_buffer_size", got, f"set {name} to {want}")
-    encoder = look_up(view.dataset, "task_encoder")
+    encoder = get(view.dataset, "task_encoder")
     if encoder is not None and QWEN_VL_ENCODER not in class_names(encoder):
         remedy = f"use a {QWEN_VL_ENCODER}, or leave packing_buffer_size out"
         yield Finding("dataset.task_encoder", QWEN_VL_ENCODER, type(encoder).__name__, remedy)
@@ -146,14 +146,14 @@ def overlap(view: BridgeView) -> Iterator[Finding]:
         return
     for name in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute"):
         for section in ("model", "comm_overlap", "comm_overlap.user_comm_overlap_cfg"):
-            if look_up(view.cfg, f"{section}.{name}"):
+            if get(view.cfg, f"{section}.{name}"):
                 remedy = f"set {name} to false; Bridge does so itself"
                 yield Finding(f"{section}.{name}", "false with packing_buffer_size", "true", remedy, Severity.WARN)
 
 
 def layers(view: BridgeView) -> Iterator[Finding]:
     """A list of cp_comm_type names one for each layer."""
-    kinds, count = look_up(view.model, "cp_comm_type"), look_up(view.model, "num_layers")
+    kinds, count = get(view.model, "cp_comm_type"), get(view.model, "num_layers")
     if isinstance(kinds, list | tuple) and count is not None and len(kinds) != count:
         remedy = "give one name for all layers, or one for each"
         yield Finding("model.cp_comm_type", f"{count} names, as num_layers", str(len(kinds)), remedy)

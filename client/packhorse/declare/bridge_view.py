@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packhorse.contract.batch_contract import Objective, Packing
-from packhorse.declare.attributes import look_up
+from packhorse.declare.attributes import get
 
 __all__ = ["BridgeView"]
 
@@ -34,43 +34,43 @@ class BridgeView:
 
     @property
     def model(self) -> Any:
-        return look_up(self.cfg, "model")
+        return get(self.cfg, "model")
 
     @property
     def dataset(self) -> Any:
-        return look_up(self.cfg, "dataset")
+        return get(self.cfg, "dataset")
 
     @property
     def specs(self) -> Any:
         """``offline_packing_specs``, or ``packed_sequence_specs`` as it was called."""
-        return look_up(self.dataset, "offline_packing_specs", "packed_sequence_specs")
+        return get(self.dataset, "offline_packing_specs", "packed_sequence_specs")
 
     @property
     def older(self) -> bool:
         """Whether the dataset has the older names, under which the specs alone turn packing on."""
         return not hasattr(self.dataset, "enable_offline_packing") and (
-            look_up(self.dataset, "packed_sequence_specs") is not None
+            get(self.dataset, "packed_sequence_specs") is not None
         )
 
     @property
     def pack_size(self) -> int | None:
-        size: int | None = look_up(self.specs, "packed_sequence_size")
+        size: int | None = get(self.specs, "packed_sequence_size")
         return size
 
     @property
     def packs_offline(self) -> bool:
         if self.older:
             return (self.pack_size or 0) > 0
-        return bool(look_up(self.dataset, "enable_offline_packing"))
+        return bool(get(self.dataset, "enable_offline_packing"))
 
     @property
     def packs_in_batch(self) -> bool:
-        return bool(look_up(self.dataset, "enable_in_batch_packing", "pack_sequences_in_batch"))
+        return bool(get(self.dataset, "enable_in_batch_packing", "pack_sequences_in_batch"))
 
     @property
     def packing_buffer_size(self) -> int | None:
         """Energon packs online from a buffer of so many samples."""
-        size: int | None = look_up(self.dataset, "packing_buffer_size")
+        size: int | None = get(self.dataset, "packing_buffer_size")
         return size
 
     @property
@@ -96,22 +96,21 @@ class BridgeView:
     @property
     def pads_to_max_length(self) -> bool | None:
         """Of the dataset, or of its ``dataset_kwargs``; a dataset that cannot say does not."""
-        declared = [look_up(self.dataset, name) for name in ("pad_to_max_length", "dataset_kwargs.pad_to_max_length")]
+        declared = [get(self.dataset, name) for name in ("pad_to_max_length", "dataset_kwargs.pad_to_max_length")]
         return None if declared == [None, None] else True in declared
 
     @property
     def forces_fixed_width(self) -> bool:
         """Bridge pads to the full width with pipeline or expert parallelism."""
         return any(
-            (look_up(self.model, name) or 1) > 1
-            for name in ("pipeline_model_parallel_size", "expert_model_parallel_size")
+            (get(self.model, name) or 1) > 1 for name in ("pipeline_model_parallel_size", "expert_model_parallel_size")
         )
 
     @property
     def world_size(self) -> int | None:
         """Ranks that train the language model, where the configuration knows."""
-        if look_up(self.model, "dist_train.use_dist_train"):
-            language: int | None = look_up(self.model, "dist_train.language_world_size")
+        if get(self.model, "dist_train.use_dist_train"):
+            language: int | None = get(self.model, "dist_train.language_world_size")
             return language
-        known: int | None = look_up(self.cfg, "world_size", "dist.world_size")
+        known: int | None = get(self.cfg, "world_size", "dist.world_size")
         return known

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from packhorse.contract.batch_contract import BatchContract, Objective, Packing, Readers
+from packhorse.contract.batch_contract import BatchContract, Objective, Packing, ReaderPolicy
 from packhorse.contract.layout import DEFAULT_ORDER, ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
-from packhorse.declare.attributes import look_up, read
-from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, facts_of
+from packhorse.declare.attributes import get, read_fields
+from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, trainer_facts
 
-__all__ = ["contract_from_megatron", "layout_from_megatron", "layout_of", "model_ranks"]
+__all__ = ["contract_from_megatron", "layout_from_megatron", "layout_from_sizes", "model_ranks"]
 
 PIPELINE_FIRST = "tp-cp-pp-dp"  # --use-tp-pp-dp-mapping
-AXES = {
+SIZE_ARGUMENTS = {
     "context": "context_parallel_size",
     "tensor": "tensor_model_parallel_size",
     "pipeline": "pipeline_model_parallel_size",
@@ -30,37 +30,37 @@ AXES = {
 def model_ranks(model: object) -> int:
     """Ranks of one data-parallel coordinate: CP·TP·PP."""
     ranks = 1
-    for name in AXES.values():
-        ranks *= look_up(model, name) or 1
+    for name in SIZE_ARGUMENTS.values():
+        ranks *= get(model, name) or 1
     return ranks
 
 
-def layout_of(model: object, data: int, order: str = DEFAULT_ORDER) -> ParallelLayout:
+def layout_from_sizes(model: object, data: int, order: str = DEFAULT_ORDER) -> ParallelLayout:
     """The layout of a model's parallel sizes; what it does not set is 1."""
-    sizes: dict[str, Any] = {axis: look_up(model, name) or 1 for axis, name in AXES.items()}
-    return ParallelLayout(data=data, **sizes, sequence_parallel=bool(look_up(model, "sequence_parallel")), order=order)
+    sizes: dict[str, Any] = {axis: get(model, name) or 1 for axis, name in SIZE_ARGUMENTS.items()}
+    return ParallelLayout(data=data, **sizes, sequence_parallel=bool(get(model, "sequence_parallel")), order=order)
 
 
 def layout_from_megatron(args: object) -> ParallelLayout:
     """``data_parallel_size``, or ``world_size`` over the rest; ``--use-tp-pp-dp-mapping`` gives the order."""
-    data = look_up(args, "data_parallel_size") or max(1, (look_up(args, "world_size") or 1) // model_ranks(args))
-    return layout_of(args, data, PIPELINE_FIRST if look_up(args, "use_tp_pp_dp_mapping") else DEFAULT_ORDER)
+    data = get(args, "data_parallel_size") or max(1, (get(args, "world_size") or 1) // model_ranks(args))
+    return layout_from_sizes(args, data, PIPELINE_FIRST if get(args, "use_tp_pp_dp_mapping") else DEFAULT_ORDER)
 
 
 def contract_from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
     """What a Megatron-LM job relies on. ``packing``: where it is not what ``--sft`` says."""
-    sft = bool(look_up(args, "sft"))
+    sft = bool(get(args, "sft"))
     mode = packing or (Packing.ONLINE if sft else Packing.CONCAT)
     isolated = False if packing is None and not sft else None
     dense = mode is Packing.NONE or isolated is False
-    declared = {"stack": Stack.MEGATRON_LM, "clamps_zero_loss": True, **read(args, MEGATRON_FACTS)}
-    declared["megatron_ddp"] = not look_up(args, "use_torch_fsdp2")
+    declared = {"stack": Stack.MEGATRON_LM, "clamps_zero_loss": True, **read_fields(args, MEGATRON_FACTS)}
+    declared["megatron_ddp"] = not get(args, "use_torch_fsdp2")
     return BatchContract(
-        **read(args, MEGATRON_CONTRACT),
+        **read_fields(args, MEGATRON_CONTRACT),
         packing=mode,
         isolate_documents=isolated,
         partition=Partition.WHOLE,
-        readers=Readers.TENSOR_ZERO_EDGES if dense else Readers.TENSOR_ZERO,
+        readers=ReaderPolicy.TENSOR_ZERO_EDGES if dense else ReaderPolicy.TENSOR_ZERO,
         objective=Objective.SFT if sft else Objective.PRETRAIN,
-        trainer=facts_of(args, declared, pads_when_eager=False),
+        trainer=trainer_facts(args, declared, pads_when_eager=False),
     )

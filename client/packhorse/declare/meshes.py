@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhorse.contract.layout import DEFAULT_ORDER, SHORT, ParallelLayout
-from packhorse.declare.rank_info import Place, surroundings
+from packhorse.contract.layout import ABBREVIATIONS, DEFAULT_ORDER, ParallelLayout
+from packhorse.declare.rank_info import RankInfo, rank_sources
 from packhorse.errors import ConfigError
 
 __all__ = ["layout_from_device_mesh", "layout_from_environment"]
@@ -35,7 +35,7 @@ def layout_from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> Pa
             "the device mesh has no mesh_dim_names; give them, for example ('pp', 'dp_shard', 'cp', 'tp')"
         )
     slowest_first: list[str] = []
-    sizes = dict.fromkeys(SHORT, 1)
+    sizes = dict.fromkeys(ABBREVIATIONS, 1)
     for name, size in zip(names, mesh.shape, strict=True):
         axis = AXIS_OF.get(name)
         if axis is None and size == 1:
@@ -46,8 +46,8 @@ def layout_from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> Pa
             slowest_first.append(axis)
         sizes[axis] *= int(size)
     _refuse_shuffled(mesh)
-    absent = [axis for axis in SHORT if axis not in slowest_first]
-    order = "-".join(SHORT[axis] for axis in [*reversed(slowest_first), *absent])
+    absent = [axis for axis in ABBREVIATIONS if axis not in slowest_first]
+    order = "-".join(ABBREVIATIONS[axis] for axis in [*reversed(slowest_first), *absent])
     return ParallelLayout(**sizes, sequence_parallel=sequence_parallel, order=order if slowest_first else DEFAULT_ORDER)
 
 
@@ -98,11 +98,11 @@ def layout_from_environment(
             sequence_parallel=sequence_parallel,
             order=order,
         )
-    _, size, told_by = next(surroundings(environ), Place(0, 1, "nobody"))
+    _, size, source = next(rank_sources(environ), RankInfo(0, 1, "nobody"))
     share = context * tensor * pipeline
     if share < 1 or size % share:
         raise ConfigError(
-            f"world size {size} (from {told_by}) must be a multiple of context · tensor · pipeline = {share}; "
+            f"world size {size} (from {source}) must be a multiple of context · tensor · pipeline = {share}; "
             "pass the sizes of this job"
         )
     return ParallelLayout(

@@ -10,49 +10,49 @@ from typing import NamedTuple
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 
-__all__ = ["Place", "find_place", "surroundings"]
+__all__ = ["RankInfo", "detect_rank", "rank_sources"]
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     rank: int
     world_size: int
-    told_by: str
+    source: str
 
 
 # (who sets them, rank, world size)
 VARIABLES = (("torchrun", "RANK", "WORLD_SIZE"), ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"))
 
 
-def find_place(
+def detect_rank(
     layout: ParallelLayout,
     rank: int | None = None,
     world_size: int | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Place:
+) -> RankInfo:
     """Rank and world size of this process; an argument wins over what the surroundings say.
 
     A layout of one rank needs no telling. Raises ``ConfigError`` where nothing tells the rank, or a
     variable is not a number.
     """
     if rank is not None:
-        return Place(rank, layout.world_size if world_size is None else world_size, "arguments")
-    found = next(surroundings(environ), None)
+        return RankInfo(rank, layout.world_size if world_size is None else world_size, "arguments")
+    found = next(rank_sources(environ), None)
     if found is not None:
         return found if world_size is None else found._replace(world_size=world_size)
     if layout.world_size == 1:
-        return Place(0, 1 if world_size is None else world_size, "the layout")
+        return RankInfo(0, 1 if world_size is None else world_size, "the layout")
     names = ", ".join(f"{rank_name} ({who})" for who, rank_name, _ in VARIABLES)
     raise ConfigError(f"rank is not known: torch.distributed is not initialised and none of {names} is set; pass rank=")
 
 
-def surroundings(environ: Mapping[str, str] = os.environ) -> Iterator[Place]:
+def rank_sources(environ: Mapping[str, str] = os.environ) -> Iterator[RankInfo]:
     """What torch.distributed, torchrun and Slurm say of this process, in that order."""
     distributed = sys.modules.get("torch.distributed")  # asked only where the trainer has imported it
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        yield Place(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+        yield RankInfo(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
     for who, rank_name, size_name in VARIABLES:
         if rank_name in environ and size_name in environ:
-            yield Place(_number(environ, rank_name), _number(environ, size_name), who)
+            yield RankInfo(_number(environ, rank_name), _number(environ, size_name), who)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -6,15 +6,15 @@ from typing import Any
 
 from packhorse.contract.batch_contract import LossReduction
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, TrainerFacts
-from packhorse.declare.attributes import Setting, look_up, names_of, positive, switch
+from packhorse.declare.attributes import FieldSource, get, is_on, names_of, positive_or_none
 
 __all__ = [
     "BRIDGE_FACTS",
     "BRIDGE_LENGTHS",
     "MEGATRON_CONTRACT",
     "MEGATRON_FACTS",
-    "facts_of",
     "loss_reduction",
+    "trainer_facts",
 ]
 
 FULL_ITERATION = "full_iteration"
@@ -44,82 +44,82 @@ def _scheduler(value: object) -> str:
     return str(value) if value else ""
 
 
-def _model(prefix: str) -> tuple[Setting, ...]:
+def _model(prefix: str) -> tuple[FieldSource, ...]:
     """What is read of a model's settings, under the prefix where a stack keeps them."""
 
     def at(*names: str) -> tuple[str, ...]:
         return tuple(prefix + name for name in names)
 
     return (
-        Setting("model_seq_length", at("seq_length")),
-        Setting("transformer_impl", at("transformer_impl")),
-        Setting("mtp_num_layers", at("mtp_num_layers"), off=0),
-        Setting("virtual_pipeline_chunks", at("virtual_pipeline_model_parallel_size"), off=1),
-        Setting("microbatch_group_size", at("microbatch_group_size_per_vp_stage")),
-        Setting("variable_seq_lengths", at("variable_seq_lengths")),
-        Setting("expert_parallel", at("expert_model_parallel_size")),
-        Setting("cuda_graph", at("cuda_graph_impl"), cuda_graph),
-        Setting("fp8", at("fp8"), switch, off=False),
-        Setting("cp_comm_type", at("cp_comm_type"), communication, off="p2p"),
-        Setting("hierarchical_cp_sizes", at("hierarchical_context_parallel_sizes"), _sizes),
+        FieldSource("model_seq_length", at("seq_length")),
+        FieldSource("transformer_impl", at("transformer_impl")),
+        FieldSource("mtp_num_layers", at("mtp_num_layers"), off=0),
+        FieldSource("virtual_pipeline_chunks", at("virtual_pipeline_model_parallel_size"), off=1),
+        FieldSource("microbatch_group_size", at("microbatch_group_size_per_vp_stage")),
+        FieldSource("variable_seq_lengths", at("variable_seq_lengths")),
+        FieldSource("expert_parallel", at("expert_model_parallel_size")),
+        FieldSource("cuda_graph", at("cuda_graph_impl"), cuda_graph),
+        FieldSource("fp8", at("fp8"), is_on, off=False),
+        FieldSource("cp_comm_type", at("cp_comm_type"), communication, off="p2p"),
+        FieldSource("hierarchical_cp_sizes", at("hierarchical_context_parallel_sizes"), _sizes),
         # The first name is that of Megatron-LM's dev branch.
-        Setting("dynamic_context_parallel", at("dynamic_context_parallel", "hybrid_context_parallel"), switch),
-        Setting("packing_scheduler", at("sequence_packing_scheduler"), _scheduler),
+        FieldSource("dynamic_context_parallel", at("dynamic_context_parallel", "hybrid_context_parallel"), is_on),
+        FieldSource("packing_scheduler", at("sequence_packing_scheduler"), _scheduler),
     )
 
 
 # Megatron-LM: one flat namespace of arguments ------------------------------------------------------------
 
-MEGATRON_CONTRACT: tuple[Setting, ...] = (
-    Setting("seq_length", ("seq_length",)),
-    Setting("micro_batch_size", ("micro_batch_size",)),
-    Setting("global_batch_size", ("global_batch_size",)),
-    Setting("vocab_size", ("padded_vocab_size", "vocab_size")),
-    Setting("loss_reduction", ("calculate_per_token_loss",), loss_reduction),
+MEGATRON_CONTRACT: tuple[FieldSource, ...] = (
+    FieldSource("seq_length", ("seq_length",)),
+    FieldSource("micro_batch_size", ("micro_batch_size",)),
+    FieldSource("global_batch_size", ("global_batch_size",)),
+    FieldSource("vocab_size", ("padded_vocab_size", "vocab_size")),
+    FieldSource("loss_reduction", ("calculate_per_token_loss",), loss_reduction),
 )
 
-MEGATRON_FACTS: tuple[Setting, ...] = (
+MEGATRON_FACTS: tuple[FieldSource, ...] = (
     *_model(""),
-    Setting("world_size", ("world_size",), positive),
-    Setting("max_position_embeddings", ("max_position_embeddings",)),
-    Setting("average_in_collective", ("ddp_average_in_collective",)),
-    Setting("rampup_batch_size", ("rampup_batch_size",), switch, off=False),
-    Setting("decrease_batch_size_if_needed", ("decrease_batch_size_if_needed",)),
-    Setting("packs_in_batch", ("rl_use_sequence_packing",), switch),
-    Setting("external_dataloader", ("dataloader_type",), lambda kind: kind == "external"),
-    Setting("sft", ("sft",)),
-    Setting("makes_attention_mask", ("create_attention_mask_in_dataloader",)),
+    FieldSource("world_size", ("world_size",), positive_or_none),
+    FieldSource("max_position_embeddings", ("max_position_embeddings",)),
+    FieldSource("average_in_collective", ("ddp_average_in_collective",)),
+    FieldSource("rampup_batch_size", ("rampup_batch_size",), is_on, off=False),
+    FieldSource("decrease_batch_size_if_needed", ("decrease_batch_size_if_needed",)),
+    FieldSource("packs_in_batch", ("rl_use_sequence_packing",), is_on),
+    FieldSource("external_dataloader", ("dataloader_type",), lambda kind: kind == "external"),
+    FieldSource("sft", ("sft",)),
+    FieldSource("makes_attention_mask", ("create_attention_mask_in_dataloader",)),
 )
 
 # Megatron-Bridge: a ConfigContainer with sections ----------------------------------------------------------
 
-BRIDGE_LENGTHS: tuple[Setting, ...] = (
-    Setting("seq_length", ("dataset.seq_length", "dataset.sequence_length", "model.seq_length")),
-    Setting("micro_batch_size", ("train.micro_batch_size",)),
-    Setting("global_batch_size", ("train.global_batch_size",)),
-    Setting("evaluation_context", ("dist.eval_context_parallel_size",)),
-    Setting("vocab_size", ("model.vocab_size", "tokenizer.vocab_size")),
-    Setting("loss_reduction", ("model.calculate_per_token_loss",), loss_reduction),
+BRIDGE_LENGTHS: tuple[FieldSource, ...] = (
+    FieldSource("seq_length", ("dataset.seq_length", "dataset.sequence_length", "model.seq_length")),
+    FieldSource("micro_batch_size", ("train.micro_batch_size",)),
+    FieldSource("global_batch_size", ("train.global_batch_size",)),
+    FieldSource("evaluation_context", ("dist.eval_context_parallel_size",)),
+    FieldSource("vocab_size", ("model.vocab_size", "tokenizer.vocab_size")),
+    FieldSource("loss_reduction", ("model.calculate_per_token_loss",), loss_reduction),
 )
 
-BRIDGE_FACTS: tuple[Setting, ...] = (
+BRIDGE_FACTS: tuple[FieldSource, ...] = (
     *_model("model."),
-    Setting("data_seq_length", ("dataset.seq_length", "dataset.sequence_length")),
-    Setting("average_in_collective", ("ddp.average_in_collective",)),
-    Setting("rampup_batch_size", ("train.rampup_batch_size",), switch, off=False),
-    Setting("decrease_batch_size_if_needed", ("train.decrease_batch_size_if_needed",)),
-    Setting("defers_packing", ("dataset.defer_in_batch_packing_to_step",)),
+    FieldSource("data_seq_length", ("dataset.seq_length", "dataset.sequence_length")),
+    FieldSource("average_in_collective", ("ddp.average_in_collective",)),
+    FieldSource("rampup_batch_size", ("train.rampup_batch_size",), is_on, off=False),
+    FieldSource("decrease_batch_size_if_needed", ("train.decrease_batch_size_if_needed",)),
+    FieldSource("defers_packing", ("dataset.defer_in_batch_packing_to_step",)),
 )
 
 
 def _scopes(model: object) -> tuple[str, ...]:
     """``cuda_graph_modules``, and ``cuda_graph_scope`` as it was called."""
-    return names_of(look_up(model, "cuda_graph_modules")) + names_of(look_up(model, "cuda_graph_scope"))
+    return names_of(get(model, "cuda_graph_modules")) + names_of(get(model, "cuda_graph_scope"))
 
 
 def captured_modules(model: object) -> tuple[str, ...] | None:
     """The modules that a graph captures; empty: the whole layer."""
-    if look_up(model, "cuda_graph_modules", "cuda_graph_scope") is None:
+    if get(model, "cuda_graph_modules", "cuda_graph_scope") is None:
         return None
     return tuple(dict.fromkeys(name for name in _scopes(model) if name not in NOT_MODULES))
 
@@ -129,16 +129,16 @@ def moe_dispatcher(model: object) -> Dispatcher | None:
 
     Dense models carry the field too, at its default of allgather: it says nothing there.
     """
-    experts = look_up(model, "num_moe_experts", "num_experts")
-    if not experts and (look_up(model, "expert_model_parallel_size") or 1) == 1:
+    experts = get(model, "num_moe_experts", "num_experts")
+    if not experts and (get(model, "expert_model_parallel_size") or 1) == 1:
         return None
-    kind = look_up(model, "moe_token_dispatcher_type")
-    if kind == Dispatcher.FLEX and look_up(model, "moe_flex_dispatcher_backend") == "hybridep":
+    kind = get(model, "moe_token_dispatcher_type")
+    if kind == Dispatcher.FLEX and get(model, "moe_flex_dispatcher_backend") == "hybridep":
         return Dispatcher.HYBRID_EP
     return Dispatcher(kind) if kind in list(Dispatcher) else None
 
 
-def facts_of(model: object, declared: dict[str, Any], *, pads_when_eager: bool) -> TrainerFacts:
+def trainer_facts(model: object, declared: dict[str, Any], *, pads_when_eager: bool) -> TrainerFacts:
     """The facts that were read, and those that follow from several settings of a model together.
 
     ``pads_when_eager``: the stack itself lets HybridEP pad uneven token counts where no graph is captured.
@@ -149,7 +149,7 @@ def facts_of(model: object, declared: dict[str, Any], *, pads_when_eager: bool) 
     pads = None
     if dispatcher is Dispatcher.HYBRID_EP:
         eager = graph in (None, CudaGraph.NONE)
-        pads = (eager and pads_when_eager) or bool(look_up(model, "moe_hybridep_pad_uneven_dispatch_inputs"))
+        pads = (eager and pads_when_eager) or bool(get(model, "moe_hybridep_pad_uneven_dispatch_inputs"))
     derived = {
         "cuda_graph": graph,
         "cuda_graph_modules": captured_modules(model),

@@ -102,7 +102,7 @@ class Row:
 
     tokens: Ids  # [T] pad_id on padding
     last_targets: Ids  # [L]
-    supervised: npt.NDArray[np.uint8] | None  # [T] 0 on padding; None where every logical slot is
+    partial_loss_mask: npt.NDArray[np.uint8] | None  # [T] 0 on padding; None where every logical slot is
     cu_seqlens: Offsets  # [S+1] logical
     cu_seqlens_padded: Offsets  # [S+1] physical; the last entry is T
     labels: Ids | None = None  # [T] arbitrary on padding
@@ -124,20 +124,20 @@ class Row:
     @cached_property
     def loss_mask(self) -> npt.NDArray[np.uint8]:
         """[T] 1 on supervised slots, 0 on others and on padding."""
-        return self.geometry.real.view(np.uint8) if self.supervised is None else self.supervised
+        return self.geometry.real.view(np.uint8) if self.partial_loss_mask is None else self.partial_loss_mask
 
     @property
     def num_loss_tokens(self) -> int:
-        return self.num_tokens if self.supervised is None else self._supervised_slots
+        return self.num_tokens if self.partial_loss_mask is None else self._counted_loss_tokens
 
     @cached_property
-    def _supervised_slots(self) -> int:
+    def _counted_loss_tokens(self) -> int:
         return int(np.count_nonzero(self.loss_mask))
 
     @property
     def mask_bits(self) -> npt.NDArray[np.uint8]:
         """The loss mask as bits."""
-        if self.supervised is None and self._padded_at_the_end:
+        if self.partial_loss_mask is None and self._padded_at_the_end:
             return _ones_then_zeros(self.num_tokens, self.width)
         return self._mask_bits
 
@@ -161,7 +161,7 @@ class Row:
 
     def as_filler(self) -> Row:
         """The same row with nothing to train on: real tokens keep kernels and routers well defined."""
-        return replace(self, supervised=np.zeros(self.width, np.uint8), keys=(), filler=True)
+        return replace(self, partial_loss_mask=np.zeros(self.width, np.uint8), keys=(), filler=True)
 
     @cached_property
     def content(self) -> blake2b:

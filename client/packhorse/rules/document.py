@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from packhorse.declare.attributes import Setting
+from packhorse.declare.attributes import FieldSource
 from packhorse.declare.bridge_rules import BRIDGE_RULES
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, MEGATRON_CONTRACT, MEGATRON_FACTS
 from packhorse.rules.catalog import RULES
@@ -60,13 +60,12 @@ def _section(rule: Rule) -> str:
     return f"\n### {rule.id}\n\n{body}\n"
 
 
-def _read(name: str, settings: Iterable[Setting]) -> str:
+def _read(name: str, sources: Iterable[FieldSource]) -> str:
     rows = "".join(
-        f"| `{setting.field}` | {' or '.join(f'`{n}`' for n in setting.names)} | {_off(setting)} |\n"
-        for setting in settings
+        f"| `{source.field}` | {' or '.join(f'`{n}`' for n in source.names)} | {_off(source)} |\n" for source in sources
     )
     return READ.format(name=f"`{name}`") + rows
 
 
-def _off(setting: Setting) -> str:
-    return "not declared" if setting.off is None else f"`{setting.off}`"
+def _off(source: FieldSource) -> str:
+    return "not declared" if source.off is None else f"`{source.off}`"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Column, Table
 
-from packhorse.contract.batch_contract import Packing, Readers, ResolvedContract
+from packhorse.contract.batch_contract import Packing, ReaderPolicy, ResolvedContract
 from packhorse.errors import ConfigError
 from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
 from packhorse.rules.document import explain
@@ -109,7 +109,7 @@ def check_access(config: ServeConfig, base: Path, *, insecure: bool = False) -> 
         clients = load_clients(base / config.curve.clients)
         for name in (TRAIN, *config.streams):
             stream = config.of_stream(name)
-            clients.require_readers(stream.layout, stream.contract.readers or Readers.ALL, name)
+            clients.require_readers(stream.layout, stream.contract.readers or ReaderPolicy.ALL, name)
 
 
 def check_config(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from packhorse import ConfigError, ParallelLayout
+from packhorse.contract.layout import AXES
 
 __all__ = ["layout_of"]
-
-
-AXES = ("data", "context", "tensor", "pipeline")
 
 
 def layout_of(text: str) -> ParallelLayout:

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from packhorse.contract.batch_contract import BatchContract, Remainder
-from packhorse.contract.documented import meaning_of
+from packhorse.contract.documented import description_of
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.wire.messages import NAME_LIMIT
@@ -177,7 +177,7 @@ def _section(name: str, described_by: type) -> type[Section]:
     """A section with exactly the fields of a dataclass of the client."""
     hints = get_type_hints(described_by)
     columns: dict[str, Any] = {
-        f.name: (hints[f.name], Field(f.default, description=meaning_of(f))) for f in fields(described_by)
+        f.name: (hints[f.name], Field(f.default, description=description_of(f))) for f in fields(described_by)
     }
 
     def build(section: Section) -> Section:

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from packhorse.contract.batch_contract import IGNORE_INDEX
 from packhorse.errors import SourceError
 from packhorse_service.loading.block import Fault, TokenBlock
 from packhorse_service.sources.formats import TokenArrays, TokenColumns
@@ -22,8 +23,6 @@ from packhorse_service.sources.tar.grouping import BadSample, Sample
 from packhorse_service.sources.tar.reader import place_of
 
 __all__ = ["assemble", "assemble_uniform", "fault_of"]
-
-IGNORE_INDEX = -100  # a label that is not trained on, as PyTorch's cross entropy has it
 
 SHORT = "the sample is empty: it has {} ids and at least {} are needed; remove it"
 

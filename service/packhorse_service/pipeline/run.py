@@ -50,7 +50,7 @@ from packhorse_service.pipeline.config_fingerprint import identify
 from packhorse_service.pipeline.provenance import Origins
 from packhorse_service.pipeline.resume import notices, taken_up
 from packhorse_service.planning.balance import CostModel, plan_step
-from packhorse_service.planning.rows import build_rows, supervised_slots
+from packhorse_service.planning.rows import build_rows, count_loss_tokens
 from packhorse_service.planning.windows import WindowPlan, Windows, window_plan
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
@@ -298,7 +298,7 @@ class Pipeline:
         if missing and self.plan.contract.remainder is Remainder.DROP:
             self._leave_over(dealt.micro_batches)
             return None
-        supervised = list(map(supervised_slots, dealt.micro_batches))
+        supervised = list(map(count_loss_tokens, dealt.micro_batches))
         costs = [*dealt.costs, *dealt.costs[-1:] * missing]
         ranks = plan_step(costs, self.plan.layout.data, [*supervised, *[None] * missing])
         planned = PlannedStep(self.step, dealt.micro_batches, dealt.costs, supervised, ranks, dealt.snapshot)

@@ -28,13 +28,13 @@ from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.prefetched_run import Piece
 from packhorse_service.packing.modes import Assembled, Segment
 
-__all__ = ["build_rows", "row_offsets", "supervised_slots"]
+__all__ = ["build_rows", "count_loss_tokens", "row_offsets"]
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int32]
 Word = TypeVar("Word", bound=np.generic)
 
-UNSUPERVISED, ALL_TRAINED = np.array(0, np.uint8), b"\1"
+NO_LOSS, ALL_LOSS = np.array(0, np.uint8), b"\1"
 
 
 def build_rows(
@@ -75,7 +75,7 @@ def _row(
     tokens = layout.placed(ids, places, padding)
     mask = None
     if memory.masked and any(piece.block.loss_mask is not None for piece in pieces):
-        mask = layout.placed(_loss_mask(pieces), _sums(slots), UNSUPERVISED)
+        mask = layout.placed(_loss_mask(pieces), _sums(slots), NO_LOSS)
     if memory.labelled and any(piece.block.labels is not None for piece in pieces):
         labels = layout.placed(_targets(pieces), _sums(slots), padding)
         last = np.array([_predicted(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
@@ -93,7 +93,7 @@ def _sums(counts: Iterable[int]) -> list[int]:
 # What a segment holds ----------------------------------------------------------------------------------
 
 
-def supervised_slots(micro_batch: Assembled) -> int:
+def count_loss_tokens(micro_batch: Assembled) -> int:
     """Slots of a micro-batch that are trained on."""
     if all(piece.block.loss_mask is None for piece in micro_batch.pieces):
         return sum(micro_batch.slots)
@@ -129,7 +129,7 @@ def _loss_mask(pieces: Sequence[Piece]) -> npt.NDArray[np.uint8]:
     """That of all pieces, one after the other."""
     masks = ((piece, piece.block.loss_mask) for piece in pieces)
     parts = [
-        ALL_TRAINED * piece.slots if mask is None else mask.data[piece.end - piece.slots : piece.end]
+        ALL_LOSS * piece.slots if mask is None else mask.data[piece.end - piece.slots : piece.end]
         for piece, mask in masks
     ]
     return np.frombuffer(b"".join(parts), np.uint8)

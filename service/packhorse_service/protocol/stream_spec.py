@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 
-from packhorse.contract.batch_contract import BatchContract, Readers, ResolvedContract
+from packhorse.contract.batch_contract import BatchContract, ReaderPolicy, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
@@ -63,7 +63,7 @@ class StreamSpec:
         return found
 
 
-def readers_of(layout: ParallelLayout, readers: Readers = Readers.ALL) -> frozenset[Coordinates]:
+def readers_of(layout: ParallelLayout, readers: ReaderPolicy = ReaderPolicy.ALL) -> frozenset[Coordinates]:
     """The coordinates that connect."""
     sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
     every = (Coordinates(*at) for at in product(*(range(size) for size in sizes)))
@@ -71,10 +71,10 @@ def readers_of(layout: ParallelLayout, readers: Readers = Readers.ALL) -> frozen
 
 
 # Whether a coordinate reads for itself, or gets its micro-batches from a peer's broadcast.
-READS: dict[Readers, Callable[[Coordinates, ParallelLayout], bool]] = {
-    Readers.ALL: lambda at, layout: True,
-    Readers.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
-    Readers.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
+READS: dict[ReaderPolicy, Callable[[Coordinates, ParallelLayout], bool]] = {
+    ReaderPolicy.ALL: lambda at, layout: True,
+    ReaderPolicy.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
+    ReaderPolicy.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
 }
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packhorse.contract.batch_contract import Readers
+from packhorse.contract.batch_contract import ReaderPolicy
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.rules import Violation
@@ -88,7 +88,7 @@ class Clients:
         remedy = f"give this rank such a key, or widen ranks of [{client.name}] in {self.path}"
         return refusal("KEY_RANK", "key", want, got, remedy)
 
-    def require_readers(self, layout: ParallelLayout, readers: Readers, stream: str) -> None:
+    def require_readers(self, layout: ParallelLayout, readers: ReaderPolicy, stream: str) -> None:
         """Raise ``ConfigError`` where no key may claim the rank of a reader: all others would wait for it in vain."""
         ranks = sorted(layout.rank(at) for at in readers_of(layout, readers))
         missing = [rank for rank in ranks if not any(rank in client.ranks for client in self.by_key.values())]

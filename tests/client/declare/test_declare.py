@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packhorse.contract.batch_contract import BatchContract, LossReduction, Objective, Packing, Readers, resolve
+from packhorse.contract.batch_contract import BatchContract, LossReduction, Objective, Packing, ReaderPolicy, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
@@ -87,7 +87,7 @@ class TestMegatron:
             loss_reduction=LossReduction.PER_TOKEN,
             packing=Packing.ONLINE,
             partition=Partition.WHOLE,
-            readers=Readers.TENSOR_ZERO,
+            readers=ReaderPolicy.TENSOR_ZERO,
             objective=Objective.SFT,
             trainer=TrainerFacts(
                 stack=Stack.MEGATRON_LM,
@@ -125,10 +125,10 @@ class TestMegatron:
     def test_a_pretraining_job_declares_dense_rows_read_at_the_edges(self) -> None:
         contract = BatchContract.from_megatron(megatron(sft=False))
         assert (contract.packing, contract.isolate_documents) == (Packing.CONCAT, False)
-        assert (contract.readers, contract.objective) == (Readers.TENSOR_ZERO_EDGES, Objective.PRETRAIN)
+        assert (contract.readers, contract.objective) == (ReaderPolicy.TENSOR_ZERO_EDGES, Objective.PRETRAIN)
 
     def test_packing_can_be_said_where_the_arguments_do_not(self) -> None:
-        assert BatchContract.from_megatron(megatron(), Packing.NONE).readers is Readers.TENSOR_ZERO_EDGES
+        assert BatchContract.from_megatron(megatron(), Packing.NONE).readers is ReaderPolicy.TENSOR_ZERO_EDGES
         assert BatchContract.from_megatron(megatron(sft=False), Packing.CONCAT).isolate_documents is None
 
     def test_what_is_missing_is_not_declared(self) -> None:
@@ -218,7 +218,7 @@ class TestBridge:
         contract = BatchContract.from_megatron_bridge(bridge(dataset))
         assert (contract.packing, contract.seq_length, contract.segment_multiple) == (Packing.ONLINE, 4096, 4)
         assert (contract.pad_to_max_length, contract.pad_cu_seqlens) == (True, False)
-        assert (contract.partition, contract.readers) == (Partition.WHOLE, Readers.ALL)
+        assert (contract.partition, contract.readers) == (Partition.WHOLE, ReaderPolicy.ALL)
         assert contract.objective is Objective.SFT
         facts = facts_of(contract)
         assert (facts.stack, facts.packs_offline, facts.packs_in_batch) == (Stack.MEGATRON_BRIDGE, False, False)

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed
 
 from packhorse.contract.layout import ParallelLayout
-from packhorse.declare.rank_info import Place, find_place
+from packhorse.declare.rank_info import RankInfo, detect_rank
 from packhorse.errors import ConfigError
 
 FOUR = ParallelLayout(data=4)
@@ -28,33 +28,33 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 def test_an_argument_wins_over_everything() -> None:
-    assert find_place(FOUR, rank=3, environ={**TORCHRUN, **SLURM}) == Place(3, 4, "arguments")
-    assert find_place(FOUR, rank=3, world_size=8, environ=TORCHRUN) == Place(3, 8, "arguments")
+    assert detect_rank(FOUR, rank=3, environ={**TORCHRUN, **SLURM}) == RankInfo(3, 4, "arguments")
+    assert detect_rank(FOUR, rank=3, world_size=8, environ=TORCHRUN) == RankInfo(3, 8, "arguments")
 
 
 def test_a_world_size_given_alone_wins_too() -> None:
     """It is checked against the layout, so ignoring it would hide a job of the wrong size."""
-    assert find_place(FOUR, world_size=8, environ=TORCHRUN)[:2] == (1, 8)
-    assert find_place(ParallelLayout(), world_size=8, environ={})[:2] == (0, 8)
+    assert detect_rank(FOUR, world_size=8, environ=TORCHRUN)[:2] == (1, 8)
+    assert detect_rank(ParallelLayout(), world_size=8, environ={})[:2] == (0, 8)
 
 
 @pytest.mark.usefixtures("process_group")
 def test_torch_distributed_wins_over_the_environment() -> None:
-    assert find_place(FOUR, environ={**TORCHRUN, **SLURM}) == Place(0, 1, "torch.distributed")
-    assert find_place(FOUR, rank=3, environ=TORCHRUN) == Place(3, 4, "arguments")
+    assert detect_rank(FOUR, environ={**TORCHRUN, **SLURM}) == RankInfo(0, 1, "torch.distributed")
+    assert detect_rank(FOUR, rank=3, environ=TORCHRUN) == RankInfo(3, 4, "arguments")
 
 
 def test_a_process_group_that_is_not_initialised_says_nothing() -> None:
     assert not torch.distributed.is_initialized()
-    assert find_place(FOUR, environ=TORCHRUN) == Place(1, 4, "torchrun")
+    assert detect_rank(FOUR, environ=TORCHRUN) == RankInfo(1, 4, "torchrun")
 
 
 def test_torch_is_never_imported_to_ask() -> None:
     script = (
         "import sys\n"
-        "from packhorse.declare.rank_info import find_place\n"
+        "from packhorse.declare.rank_info import detect_rank\n"
         "from packhorse.contract.layout import ParallelLayout\n"
-        "print(tuple(find_place(ParallelLayout(data=4), environ={'RANK': '1', 'WORLD_SIZE': '4'})))\n"
+        "print(tuple(detect_rank(ParallelLayout(data=4), environ={'RANK': '1', 'WORLD_SIZE': '4'})))\n"
         "print('torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -62,23 +62,23 @@ def test_torch_is_never_imported_to_ask() -> None:
 
 
 def test_torchrun_wins_over_slurm() -> None:
-    assert find_place(FOUR, environ={**SLURM, **TORCHRUN}) == Place(1, 4, "torchrun")
-    assert find_place(FOUR, environ=SLURM) == Place(2, 4, "Slurm")
+    assert detect_rank(FOUR, environ={**SLURM, **TORCHRUN}) == RankInfo(1, 4, "torchrun")
+    assert detect_rank(FOUR, environ=SLURM) == RankInfo(2, 4, "Slurm")
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
 def test_half_of_a_pair_of_variables_says_nothing(name: str) -> None:
-    assert find_place(FOUR, environ={name: "1", **SLURM}) == Place(2, 4, "Slurm")
+    assert detect_rank(FOUR, environ={name: "1", **SLURM}) == RankInfo(2, 4, "Slurm")
 
 
 def test_one_rank_needs_no_telling() -> None:
-    assert find_place(ParallelLayout(), environ={}) == Place(0, 1, "the layout")
-    assert find_place(ParallelLayout(), environ=TORCHRUN) == Place(1, 4, "torchrun")
+    assert detect_rank(ParallelLayout(), environ={}) == RankInfo(0, 1, "the layout")
+    assert detect_rank(ParallelLayout(), environ=TORCHRUN) == RankInfo(1, 4, "torchrun")
 
 
 def test_a_rank_that_nobody_tells_is_an_error_that_names_who_was_asked() -> None:
     with pytest.raises(ConfigError, match=r"torch\.distributed.*RANK \(torchrun\).*SLURM_PROCID \(Slurm\).*rank="):
-        find_place(FOUR, environ={})
+        detect_rank(FOUR, environ={})
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_a_rank_that_nobody_tells_is_an_error_that_names_who_was_asked() -> None
 )
 def test_a_variable_that_is_no_number_is_refused_by_name_and_value(environ: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        find_place(FOUR, environ=environ)
+        detect_rank(FOUR, environ=environ)
     assert named in str(refused.value)

@@ -133,13 +133,13 @@ def test_a_changed_target_changes_the_digest(case: RowCase, data: st.DataObject)
 def test_a_changed_mask_bit_changes_the_digest(case: RowCase, data: st.DataObject) -> None:
     mask = case.row.loss_mask.copy()
     mask[data.draw(st.sampled_from([slot for slot, real in enumerate(case.slots.real) if real]))] ^= 1
-    assert replace(case.row, supervised=mask).digest(1, 2) != case.row.digest(1, 2)
+    assert replace(case.row, partial_loss_mask=mask).digest(1, 2) != case.row.digest(1, 2)
 
 
 @given(row_cases(), POSITIONS)
 def test_without_a_mask_every_logical_slot_is_supervised(case: RowCase, position: tuple[int, int]) -> None:
-    unsaid = replace(case.row, supervised=None)
-    said = replace(case.row, supervised=np.array(case.slots.real, np.uint8))
+    unsaid = replace(case.row, partial_loss_mask=None)
+    said = replace(case.row, partial_loss_mask=np.array(case.slots.real, np.uint8))
     assert unsaid.loss_mask.tolist() == said.loss_mask.tolist()
     assert unsaid.mask_bits.tobytes() == said.mask_bits.tobytes()
     assert unsaid.num_loss_tokens == said.num_loss_tokens == case.row.num_tokens
@@ -215,7 +215,7 @@ def test_a_digest_does_not_change_between_releases() -> None:
     row = Row(
         tokens=np.array([11, 12, 13, 0, 21, 22, 23, 24, 25, 0, 0, 0, 0, 0, 0, 0], np.uint32),
         last_targets=np.array([14, 26], np.uint32),
-        supervised=np.array([1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0], np.uint8),
+        partial_loss_mask=np.array([1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0], np.uint8),
         cu_seqlens=np.array([0, 3, 8, 8], np.int32),
         cu_seqlens_padded=np.array([0, 4, 12, 16], np.int32),
     )

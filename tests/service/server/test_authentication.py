@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from packhorse import ConfigError, ParallelLayout, TransportError
-from packhorse.contract.batch_contract import Readers
+from packhorse.contract.batch_contract import ReaderPolicy
 from packhorse.transport.key_files import find_client_key
 from packhorse_service.commands import app
 from packhorse_service.config.serve_config import CurveConfig
@@ -171,8 +171,8 @@ def test_a_claim_is_allowed_refused_with_what_to_change_and_every_reader_needs_a
         f"give this rank such a key, or widen ranks of [b] in {path}"
     )
     with pytest.raises(ConfigError, match="no client may claim rank 2, 3 of stream 'train'"):
-        clients.require_readers(ParallelLayout(data=8), Readers.ALL, "train")
-    clients.require_readers(ParallelLayout(data=2, tensor=4), Readers.TENSOR_ZERO, "train")
+        clients.require_readers(ParallelLayout(data=8), ReaderPolicy.ALL, "train")
+    clients.require_readers(ParallelLayout(data=2, tensor=4), ReaderPolicy.TENSOR_ZERO, "train")
 
 
 def test_an_unknown_key_is_refused_and_logged_once_and_a_flood_of_them_does_not_fill_the_log(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packhorse.contract.batch_contract import BatchContract, Readers
+from packhorse.contract.batch_contract import BatchContract, ReaderPolicy
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.transport.key_files import KEY_FILE, find_client_key
@@ -110,7 +110,7 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
         _require_key(feed, key_file)
     layout = scenario.layout or (config.layout if config is not None else ParallelLayout())
     contract = config.contract if config is not None else BatchContract()
-    ranks = tuple(sorted(layout.rank(at) for at in readers_of(layout, contract.readers or Readers.ALL)))
+    ranks = tuple(sorted(layout.rank(at) for at in readers_of(layout, contract.readers or ReaderPolicy.ALL)))
     slow = _spread(ranks, scenario.slow_ranks.of(len(ranks)))
     others = tuple(rank for rank in ranks if rank not in slow)
     _require_enough(scenario, ranks, slow)
