@@ -41,6 +41,7 @@ SHELL_POSITION = 8  # of ``shell`` in the arguments of subprocess.Popen and its 
 # file below its import root -> why it may
 SOCKETS = {
     "packhorse/transport/dealer.py": "is the client's socket",
+    "packhorse/transport/polling.py": "waits for sockets, of the client and of the server, and wakes who waits",
     "packhorse/transport/zmtp_probe.py": "asks a server that closes handshakes for its security mechanism",
     "packhorse/transport/key_files.py": "asks ZeroMQ for the public key of a secret, and what it is built with",
     "packhorse/transport/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",

@@ -1,7 +1,7 @@
 """The iterator of one rank: deadlines, states of a checkpoint, further streams for evaluations.
 
 Each stream has a Feed with a connection, a thread (``connection``) and a window of its own, so that none of
-them waits for another. What passes between the thread and the loop is in ``handover``.
+them waits for another. What passes between the thread and the loop is in ``ready_queue``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.declare.rank_info import detect_rank
 from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
-from packhorse.feeding.arrays import Arrays
+from packhorse.feeding.array_converter import Arrays
 from packhorse.feeding.chunks import Chunk, Chunks
 from packhorse.feeding.stats import FeedStats
 from packhorse.protocol.client_session import ClientSession, Identity, State
@@ -109,11 +109,11 @@ class Feed(Iterator[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """From where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
-        return iter(self._look, None)
+        return iter(self._peek_or_take, None)
 
     def __next__(self) -> MicroBatch:
         """The next micro-batch; behind the end of a pass, the first of the next one."""
-        micro_batch = self._look()
+        micro_batch = self._peek_or_take()
         if micro_batch is None:
             raise StopIteration
         return micro_batch
@@ -134,7 +134,7 @@ class Feed(Iterator[MicroBatch]):
         window must reach from the fastest to the slowest: a group of micro-batches and one more. They end
         where the feed's own iteration does.
         """
-        chunks = Chunks(count, self._look)
+        chunks = Chunks(count, self._peek_or_take)
         return tuple(Chunk(chunks, number) for number in range(count))
 
     def verify_peers(self, group: Any = None) -> None:
@@ -236,9 +236,9 @@ class Feed(Iterator[MicroBatch]):
 
     def _resume(self, saved: FeedState) -> None:
         with self._connection.lock:
-            self._connection.handover.resume(saved)
-            self._connection.call()
-        self._connection.say()
+            self._connection.queue.resume(saved)
+            self._connection.request_flush()
+        self._connection.flush()
 
     def stats(self) -> FeedStats:
         """What this rank has taken and waited for so far."""
@@ -271,7 +271,7 @@ class Feed(Iterator[MicroBatch]):
         self._connection.leaving = in_order
         self._finalizer()
 
-    def _look(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
+    def _peek_or_take(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
         """The micro-batch ``ahead`` of the next, taken if that is the next; ``None`` behind the end.
 
         Blocks until it is there, the stream has ended, or a deadline has passed.
@@ -281,41 +281,42 @@ class Feed(Iterator[MicroBatch]):
         if not self._finalizer.alive:
             raise PackhorseError("this Feed is closed; create another to go on")
         connection = self._connection
-        began = connection.ask()
+        began = connection.begin_wait()
         try:
             while True:
                 with connection.lock:
-                    if settled := connection.handover.settled(ahead):
-                        micro_batch = connection.look(ahead, take)
+                    if settled := connection.queue.has_answer(ahead):
+                        micro_batch = connection.peek_or_take(ahead, take)
                 if settled:
                     break
                 self._wait(began, ahead)
             self._taken += take and micro_batch is not None
-            connection.say()
+            connection.flush()
             return micro_batch
         finally:
-            connection.asked()
+            connection.end_wait()
 
     def _wait(self, began: float, ahead: int) -> None:
         """For something that may settle what is there."""
         connection, mark = self._connection, time.monotonic()
-        if ahead and connection.handover.unacknowledged:
+        if ahead and connection.queue.unacknowledged:
             with connection.lock:
-                connection.call()  # to reach so far may need the whole window, and what was taken is part of it
-            connection.say()
+                # To reach so far may need the whole window, and what was taken is part of it.
+                connection.request_flush()
+            connection.flush()
         connection.wait(ahead, min(1.0, self._remaining(began)))
-        self._waits[connection.handover.waiting_for()] += time.monotonic() - mark
+        self._waits[connection.queue.waiting_for()] += time.monotonic() - mark
 
     def _remaining(self, began: float) -> float:
         session = self._connection.session
-        starting = session.state in (State.IDLE, State.GREETING) and not session.attempt
+        starting = session.state in (State.IDLE, State.HELLO_SENT) and not session.attempt
         limit, error = (self._start_timeout, StartTimeout) if starting else (self._stall_timeout, StallTimeout)
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
             name = "start_timeout" if starting else "stall_timeout"
             raise error(
                 f"rank {self.rank} ({self.coordinates}) waited {limit:g} s ({name}) at {session.position} for "
-                f"{self.endpoint}: {self._connection.handover.describe()}"
+                f"{self.endpoint}: {self._connection.queue.describe()}"
             )
         return remaining
 

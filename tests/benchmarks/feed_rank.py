@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from packhorse import BatchContract, Feed, ParallelLayout
-from packhorse.feeding.arrays import finisher
+from packhorse.feeding.array_converter import array_converter
 from tests.benchmarks.consuming import Tally, consume, looked_at, tally_of
 
 __all__: list[str] = []
@@ -46,7 +46,7 @@ def read(task: dict[str, Any]) -> Iterator[Tally]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "torch":
-        finisher("torch")  # imports it before this rank is ready
+        array_converter("torch")  # imports it before this rank is ready
         import torch
 
         torch.set_num_threads(1)

@@ -32,7 +32,7 @@ from packhorse.rows.offsets import align
 from packhorse.rows.row import Row
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.transport.key_files import ClientKey
-from packhorse.transport.ready_queue import Handover
+from packhorse.transport.ready_queue import ReadyQueue
 from packhorse.wire.messages import Batch, BatchBody, Hello, decode, encode
 from packhorse_service.framing import FramedStep, View, ViewKey
 from packhorse_service.protocol.admission import Limits
@@ -351,10 +351,10 @@ class Serving:
         self._carry_out(self.session.warm_up())
         deadline = time.monotonic() + WAIT_S
         while not self.session.done:
-            stirred = self.router.wait(200)
+            polled = self.router.wait(200)
             now = time.monotonic()
             assert now < deadline, "the readers do not come to an end"
-            if stirred.connections:
+            if polled.connections:
                 self.door.follow(now)
             for heard in self.door.heard(now):
                 self._carry_out(self.session.receive(heard.peer, heard.message, heard.extra, now))
@@ -423,7 +423,7 @@ class Reading:
     case: Case
     session: ClientSession
     dealer: Dealer
-    handover: Handover  # counts what was taken, and says when to acknowledge, as in ``Feed``
+    queue: ReadyQueue  # counts what was taken, and says when to acknowledge, as in ``Feed``
     rebuild: bool
     taken: int = 0
     measured: Measured = field(default_factory=Measured)
@@ -431,9 +431,9 @@ class Reading:
     def run(self) -> Measured:
         deadline = time.monotonic() + WAIT_S
         while self.session.state is not State.ENDED:
-            stirred = self.dealer.wait(1.0)
+            polled = self.dealer.wait(1.0)
             assert time.monotonic() < deadline, "the end does not come"
-            if stirred.connection:
+            if polled.connections:
                 self._follow()
             for frames in self.dealer.messages():
                 self._carry_out(self.session.receive(*decode(frames)))
@@ -448,7 +448,7 @@ class Reading:
                 self._carry_out(self.session.connected())
 
     def _acknowledge(self) -> None:
-        self.handover.unacknowledged = 0
+        self.queue.unacknowledged = 0
         self.dealer.send([encode(self.session.ack(0.0))])
 
     def _carry_out(self, effects: list[ClientEffect]) -> None:
@@ -461,10 +461,10 @@ class Reading:
                         self.session.rebuilder.rebuild(body, memoryview(payload))
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
-                    self.handover.unacknowledged += 1
+                    self.queue.unacknowledged += 1
                     if self.taken == self.case.messages // WARM_UP:
                         self.measured.begin()
-                    if self.handover.acknowledgement_due:
+                    if self.queue.ack_due:
                         self._acknowledge()
                 case Finish():
                     self.measured.end()
@@ -485,7 +485,7 @@ def receive_ours(case: Case, endpoint: str, rank: int, *, rebuild: bool = False)
     dealer = Dealer(endpoint, key=case.client_key)
     try:
         session = ClientSession(identity)
-        return Reading(case, session, dealer, Handover(session), rebuild).run()
+        return Reading(case, session, dealer, ReadyQueue(session), rebuild).run()
     finally:
         dealer.close()
 

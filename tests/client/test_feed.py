@@ -349,7 +349,7 @@ def test_a_chunk_that_waits_far_ahead_has_the_server_know_what_was_taken(endpoin
 
 def upcoming(feed: Feed) -> list[bool]:
     """Whether each micro-batch that is ready is rebuilt."""
-    return [isinstance(ready, MicroBatch) for ready in feed._connection.handover.ready]
+    return [isinstance(entry, MicroBatch) for entry in feed._connection.queue.entries]
 
 
 def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str) -> None:

@@ -229,7 +229,7 @@ def test_ranks_evaluate_whatever_the_others_do_in_training(data: Data, undisturb
     def run(feed: Feed) -> list[MicroBatch]:
         validation = feed.stream("validation")
         trained = take(feed, 1)
-        wait_until(lambda: len(feed._connection.handover.ready) == 2, "a full train window")
+        wait_until(lambda: len(feed._connection.queue.entries) == 2, "a full train window")
         assert digests(list(validation)) == undisturbed.passes[feed.rank][0]
         trained += list(feed) if feed.rank == 0 else take(feed, total - 2)
         assert digests(list(validation)) == undisturbed.passes[feed.rank][1]

@@ -210,7 +210,7 @@ def test_an_older_hello_behind_the_newer_only_costs_a_few_seconds() -> None:
     (late,) = world.abandoned
     assert world.deliver_up(late)
     meet_without_connecting(world, server, second)
-    assert first.session.state is State.GREETING
+    assert first.session.state is State.HELLO_SENT
     assert_all_end(world)
 
 

@@ -282,7 +282,7 @@ class Faults(RuleBasedStateMachine):
         """The faults stop: everybody gets all passes. A reader whose HELLO went astray connects again."""
         self.network.settle()
         for at, client in self.network.clients.items():
-            if client.session.state is State.GREETING:
+            if client.session.state is State.HELLO_SENT:
                 self.network.cut(at, noticed=True)
         self.network.settle()
         assert_all_got(self.network, self.PASSES)

@@ -3,7 +3,7 @@
 No socket, clock or thread is here: ``feed`` owns them and calls in. The transitions are a table,
 ``TRANSITIONS``: a message that has no row for the state is a ``ProtocolError`` and leaves it unchanged.
 
-    IDLE ── connected ──▶ GREETING ── WELCOME ──▶ STREAMING ── last END handed out ──▶ ENDED
+    IDLE ── connected ──▶ HELLO_SENT ── WELCOME ──▶ STREAMING ── last END handed out ──▶ ENDED
               ▲  HELLO       │                       │
               └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
 
@@ -63,7 +63,7 @@ UNANSWERED_LIMIT = 5  # keep-alive intervals; a server that knows of a HELLO say
 
 class State(Enum):
     IDLE = auto()  # not connected
-    GREETING = auto()  # HELLO said, WELCOME not seen
+    HELLO_SENT = auto()  # no WELCOME yet
     STREAMING = auto()
     ENDED = auto()  # END was handed out, and nothing follows it
     FAILED = auto()
@@ -190,7 +190,7 @@ class ClientSession:
         self.start = self.position = self.expected = saved.position
         self.snapshots = {saved.position.step: saved.snapshot} if saved.snapshot else {}
         self.attempt, self.fingerprint = NO_ATTEMPT, saved.fingerprint
-        return self._greet() if self.state in (State.GREETING, State.STREAMING) else []
+        return self._say_hello() if self.state in (State.HELLO_SENT, State.STREAMING) else []
 
     def require_fresh(self) -> None:
         """Raise ``ContractError`` where it is too late to load a state."""
@@ -204,21 +204,21 @@ class ClientSession:
 
     def connected(self) -> list[Effect]:
         """A connection is up: say HELLO."""
-        return [] if self.state is State.FAILED else self._greet()
+        return [] if self.state is State.FAILED else self._say_hello()
 
     def interval_passed(self) -> list[Effect]:
         """A keep-alive interval on a connection that is up: say HELLO again where the server seems not to know of it.
 
         At a reconnect a server may read an older HELLO behind the newer one, and then answers to nowhere.
         """
-        self.unanswered += self.state is State.GREETING
-        return self._greet() if self.unanswered >= UNANSWERED_LIMIT else []
+        self.unanswered += self.state is State.HELLO_SENT
+        return self._say_hello() if self.unanswered >= UNANSWERED_LIMIT else []
 
-    def _greet(self) -> list[Effect]:
+    def _say_hello(self) -> list[Effect]:
         self.unanswered = 0
         if self.state is State.ENDED:
             return [Send(self._hello())]
-        self.state = State.GREETING
+        self.state = State.HELLO_SENT
         self.expected = self.position
         return [Forget(), Send(self._hello())]
 
@@ -297,7 +297,7 @@ class ClientSession:
         if message.attempt != self.attempt or position < self.expected:
             return []
         if position > self.expected:
-            return self._greet()
+            return self._say_hello()
         self.waiting = None
         self.expected = position.after(self._num_microbatches)
         if len(extra) == 2:
@@ -318,7 +318,7 @@ class ClientSession:
         if message.attempt != self.attempt or message.position < self.expected:
             return []
         if message.position > self.expected:
-            return self._greet()
+            return self._say_hello()
         self.waiting = None
         self.expected = Position(message.position.step + 1, 0)
         if extra:
@@ -342,7 +342,7 @@ class ClientSession:
         if message.fatal:
             # The server waits for this BYE before it goes: a connection that it closed at once could lose the error.
             return [Send(self.bye()), *self._fail(ServerFailed(message.message))]
-        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._say_hello()
 
     def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
         """The others go on; this reader has taken all."""
@@ -352,7 +352,7 @@ class ClientSession:
         """Nothing is owed to this reader any more; what can be mended is."""
         if message.fatal:
             return self._release(message, ())
-        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._greet()
+        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._say_hello()
 
     def _fail(self, error: PackhorseError) -> list[Effect]:
         self.state = State.FAILED
@@ -371,19 +371,19 @@ Transition = Callable[[ClientSession, Any, Frames], list[Effect]]
 FROM_SERVER = (Welcome, Reject, GetSnapshot, Batch, Wait, End, ServerError)
 
 TRANSITIONS: dict[tuple[State, type], Transition] = {
-    (State.GREETING, Welcome): ClientSession._welcome,
-    (State.GREETING, Reject): ClientSession._reject,
-    (State.GREETING, GetSnapshot): ClientSession._get_snapshot,
-    (State.GREETING, Wait): ClientSession._wait,
-    (State.GREETING, ServerError): ClientSession._error,
+    (State.HELLO_SENT, Welcome): ClientSession._welcome,
+    (State.HELLO_SENT, Reject): ClientSession._reject,
+    (State.HELLO_SENT, GetSnapshot): ClientSession._get_snapshot,
+    (State.HELLO_SENT, Wait): ClientSession._wait,
+    (State.HELLO_SENT, ServerError): ClientSession._error,
     # Sent before this HELLO reached the server.
-    (State.GREETING, Batch): ClientSession._ignore,
-    (State.GREETING, End): ClientSession._ignore,
+    (State.HELLO_SENT, Batch): ClientSession._ignore,
+    (State.HELLO_SENT, End): ClientSession._ignore,
     (State.STREAMING, Batch): ClientSession._batch,
     (State.STREAMING, End): ClientSession._end,
     (State.STREAMING, Wait): ClientSession._wait,
     (State.STREAMING, ServerError): ClientSession._error,
-    # A new attempt may form over a connection that is up: the server says so to a reader that greeted again.
+    # A new attempt may form over a connection that is up: the server says so to a reader that said HELLO again.
     (State.STREAMING, Welcome): ClientSession._welcome,
     (State.STREAMING, Reject): ClientSession._reject,
     (State.STREAMING, GetSnapshot): ClientSession._get_snapshot,

@@ -1,15 +1,12 @@
-"""The client's only socket: a DEALER, the monitor that tells of its connections, and a bell.
+"""The client's only socket: a DEALER, the monitor that tells of its connections, and a waker.
 
-One thread at a time owns it. Any other may ring the bell.
+One thread at a time owns it. Any other may call ``waker.wake``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -17,15 +14,14 @@ from zmq.utils.monitor import recv_monitor_message
 from packhorse.errors import ConfigError
 from packhorse.transport.handshakes import Handshakes
 from packhorse.transport.key_files import ClientKey
+from packhorse.transport.polling import HEARTBEATS, PollResult, SocketPoller, Waker, set_options
 from packhorse.wire.messages import Frames
 
-__all__ = ["ConnectionEvent", "Dealer", "Stirred", "readable"]
+__all__ = ["ConnectionEvent", "Dealer"]
 
 RECONNECT_MS = (100, 5_000)
 HANDSHAKE_MS = 4_000  # less than a server waits: what it closes, it closes for a reason
-HEARTBEAT_MS = 2_000
 SEND_MS = 1_000  # how long a connection that is being made may take to accept a message
-READABLE = int(zmq.POLLIN)
 NOBLOCK = int(zmq.NOBLOCK)  # to combine or pass enums takes long
 LEAVE_MS = 500  # how long the last message may take to leave
 
@@ -33,18 +29,6 @@ LEAVE_MS = 500  # how long the last message may take to leave
 class ConnectionEvent(Enum):
     UP = auto()
     DOWN = auto()
-
-
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message waits: cheaper to ask than to poll, or to try in vain, which costs as much as a message."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
-
-
-class Stirred(NamedTuple):
-    """What there is behind a ``wait``."""
-
-    messages: bool
-    connection: bool  # events of it
 
 
 EVENTS: dict[int, ConnectionEvent] = {
@@ -72,15 +56,14 @@ class Dealer:
         self.endpoint = endpoint
         self.handshakes = Handshakes(endpoint, key)
         self.given_up = False  # ZeroMQ has: ``reconnect`` begins anew
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
+        self.waker = Waker()
         self._shares_context = context is not None
         self._context = context or zmq.Context()
         self._open()
 
     def _open(self) -> None:
         self._socket = self._context.socket(zmq.DEALER)
-        for option, value in {
+        options = {
             zmq.LINGER: 0,
             zmq.IMMEDIATE: 1,
             zmq.IPV6: 1,
@@ -89,10 +72,9 @@ class Dealer:
             zmq.RECONNECT_IVL: RECONNECT_MS[0],
             zmq.RECONNECT_IVL_MAX: RECONNECT_MS[1],
             zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
-        }.items():
-            self._socket.setsockopt(option, value)
+            **HEARTBEATS,
+        }
+        set_options(self._socket, options)
         if self.handshakes.key is not None:
             self._encrypt(self.handshakes.key)
         self.given_up = False
@@ -104,9 +86,7 @@ class Dealer:
             raise ConfigError(
                 f"endpoint={self.endpoint!r} cannot be used ({error}); give tcp://host:port or ipc://path"
             ) from error
-        self._poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._ear.fileno()):
-            self._poller.register(source, zmq.POLLIN)
+        self._poller = SocketPoller(self._socket, self._monitor, self.waker)
 
     def _encrypt(self, key: ClientKey) -> None:
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
@@ -126,12 +106,9 @@ class Dealer:
         """
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
-    def wait(self, timeout_s: float) -> Stirred:
-        """Until something happens."""
-        stirred = dict(self._poller.poll(int(timeout_s * 1000)))
-        if self._ear.fileno() in stirred:
-            self._ear.recv(4096)
-        return Stirred(messages=self._socket in stirred, connection=self._monitor in stirred)
+    def wait(self, timeout_s: float) -> PollResult:
+        """Wait until something happens, ``timeout_s`` seconds at most."""
+        return self._poller.wait(int(timeout_s * 1000))
 
     def events(self) -> Iterator[ConnectionEvent]:
         """What happened to the connection. Raises what ``Handshakes.observe`` does."""
@@ -167,12 +144,6 @@ class Dealer:
             return False
         return True
 
-    def ring(self) -> None:
-        """Wake the thread that waits; safe from any other."""
-        # Enough rings are waiting to be heard, or the thread has ended.
-        with contextlib.suppress(OSError):
-            self._bell.send(b"\0")
-
     def linger(self) -> None:
         """Let what was sent leave before the socket closes."""
         self._socket.setsockopt(zmq.LINGER, LEAVE_MS)
@@ -186,5 +157,4 @@ class Dealer:
         self._close_socket()
         if not self._shares_context:
             self._context.term()
-        self._bell.close()
-        self._ear.close()
+        self.waker.close()

@@ -14,55 +14,55 @@ from packhorse.errors import PackhorseError
 from packhorse.protocol.client_session import ClientSession, Deliver, Effect, State
 from packhorse.protocol.reader_state import FeedState
 
-__all__ = ["Handover", "Ready"]
+__all__ = ["QueueEntry", "ReadyQueue"]
 
 # A micro-batch as it arrived, or rebuilt: by the thread, or by a loop that comes first; None is END.
-Ready = Deliver | MicroBatch | None
+QueueEntry = Deliver | MicroBatch | None
 
 
 @dataclass(slots=True)
-class Handover:
-    """The thread fills ``ready``, the loop takes from it; the session keeps count."""
+class ReadyQueue:
+    """The thread fills ``entries``, the loop takes from it; the session keeps count."""
 
     session: ClientSession
-    ready: deque[Ready] = field(default_factory=deque)
+    entries: deque[QueueEntry] = field(default_factory=deque)
     unacknowledged: int = 0  # what was taken since the last ACK
     error: PackhorseError | None = None
-    unsaid: list[Effect] = field(
+    pending_effects: list[Effect] = field(
         default_factory=list
     )  # of a loaded state: what is ready is of another start until then
     connected: bool = False
     last_failure: str = "nobody has answered there yet"
 
-    def settled(self, ahead: int = 0) -> bool:
+    def has_answer(self, ahead: int = 0) -> bool:
         """Whether ``peek`` so far ahead has an answer."""
         if self.error is not None:
             return True
-        return not self.unsaid and (len(self.ready) > ahead or self._end_within(ahead))
+        return not self.pending_effects and (len(self.entries) > ahead or self._end_within(ahead))
 
     def _end_within(self, ahead: int) -> bool:
-        upcoming = islice(self.ready, ahead + 1)
+        upcoming = islice(self.entries, ahead + 1)
         return self.session.state is State.ENDED or None in upcoming
 
-    def peek(self, ahead: int) -> Ready:
+    def peek(self, ahead: int) -> QueueEntry:
         """The next micro-batch or one behind it, which stays to be taken; ``None`` behind the end.
 
         Raises what went wrong, behind what is ready.
         """
-        if not self.unsaid:
+        if not self.pending_effects:
             if ahead and self._end_within(ahead):
                 return None
-            if len(self.ready) > ahead:
-                return self.ready[ahead]
+            if len(self.entries) > ahead:
+                return self.entries[ahead]
         if self.error is not None:
             raise self.error
         return None
 
     def take(self, micro_batch: MicroBatch | None) -> None:
         """The next, rebuilt, is handed out; ``None``: the end is."""
-        if self.unsaid or not self.ready:
+        if self.pending_effects or not self.entries:
             return
-        self.ready.popleft()
+        self.entries.popleft()
         self.unacknowledged += 1
         if micro_batch is None:
             self.session.end_handed_out()
@@ -70,7 +70,7 @@ class Handover:
             self.session.handed_out(micro_batch.position, micro_batch.row_digest)
 
     @property
-    def acknowledgement_due(self) -> bool:
+    def ack_due(self) -> bool:
         """Whether the server should hear of what was taken.
 
         It waits for whole steps, and for room in the window: while half of that is left nothing waits.
@@ -78,23 +78,23 @@ class Handover:
         return 2 * self.unacknowledged >= self.session.identity.window or self.session.position.index == 0
 
     @property
-    def raw(self) -> tuple[int, Deliver] | None:
+    def first_unbuilt(self) -> tuple[int, Deliver] | None:
         """The first that nobody has rebuilt, and how far ahead it is."""
-        found = ((ahead, ready) for ahead, ready in enumerate(self.ready) if isinstance(ready, Deliver))
+        found = ((ahead, entry) for ahead, entry in enumerate(self.entries) if isinstance(entry, Deliver))
         return next(found, None)
 
     def resume(self, saved: FeedState) -> None:
         """Begin at ``saved``; the thread still has to say so to the server."""
-        self.unsaid = self.session.resume(saved)
+        self.pending_effects = self.session.resume(saved)
 
-    def said(self, effects: list[Effect]) -> None:
+    def mark_sent(self, effects: list[Effect]) -> None:
         """The thread has carried out ``effects``, unless another state was loaded meanwhile."""
-        if self.unsaid is effects:
-            self.unsaid = []
+        if self.pending_effects is effects:
+            self.pending_effects = []
 
     def forget(self) -> None:
         """Drop what was not handed out."""
-        self.ready.clear()
+        self.entries.clear()
 
     def fail(self, error: PackhorseError) -> None:
         """The first error is what the loop sees."""

@@ -17,7 +17,7 @@ from packhorse_service.server.rlimit import allow_open_files
 
 __all__ = ["FILES_A_RANK", "run_load_test"]
 
-# A connection, the wake-ups of a dealer and of both ends of its monitor, the two ends of its bell; and one to spare.
+# A connection, the wake-ups of a dealer and of both ends of its monitor, the two ends of its waker; and one to spare.
 FILES_A_RANK = 7
 
 

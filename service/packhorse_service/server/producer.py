@@ -50,18 +50,18 @@ Result = Made | Restored | NotRestored | Failed
 
 
 class Producer(threading.Thread):
-    """Runs the pipeline on request. Results are put in ``results``, and ``ring`` is called.
+    """Runs the pipeline on request. Results are put in ``results``, and ``wake`` is called.
 
     Nothing is loaded before the first request: a stream that nobody reads costs nothing.
     """
 
-    def __init__(self, plan: StreamPlan, engine: Engine, ring: Callable[[], None]) -> None:
+    def __init__(self, plan: StreamPlan, engine: Engine, wake: Callable[[], None]) -> None:
         super().__init__(name=f"packhorse-producer-{plan.name}", daemon=True)
         self.requests: queue.SimpleQueue[Make | Restore | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self.plan = plan
         self._engine = engine
-        self._ring = ring
+        self._wake = wake
         self._pipeline: Pipeline | None = None
         self.busy = False  # with a request
 
@@ -96,7 +96,7 @@ class Producer(threading.Thread):
                 result = Failed(f"{type(error).__name__}: {error}")
             self.busy = False
             self.results.put(result)
-            self._ring()
+            self._wake()
 
     def _carry_out(self, request: Make | Restore) -> Result:
         pipeline = self._pipeline = self._pipeline or Pipeline(self.plan, self._engine)

@@ -1,13 +1,11 @@
 """The server's only socket: a ROUTER that fails rather than drops (``ROUTER_MANDATORY``) and never blocks.
 
-One thread owns it. Any other, and a signal handler, may ring the bell. With keys (``curve``), another thread
+One thread owns it. Any other, and a signal handler, may call ``wake``. With keys (``curve``), another thread
 answers ZeroMQ's question of who may connect, and each message comes with the key of its connection.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -16,19 +14,18 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from packhorse.errors import ConfigError, TransportError
-from packhorse.transport.dealer import readable
+from packhorse.transport.polling import HEARTBEATS, PollResult, SocketPoller, Waker, has_message, set_options
 from packhorse.wire.messages import Frames
 from packhorse_service.server.authentication import Curve, Gate
 from packhorse_service.server.bind_policy import require_private, require_private_folder
 from packhorse_service.server.socket_file import SocketFile
 from packhorse_service.server.zmq_connections import Connections
 
-__all__ = ["Arrival", "Router", "Stirred"]
+__all__ = ["Arrival", "Router"]
 
 INBOUND_LIMIT_BYTES = 80 << 10  # a snapshot of 64 KiB, and headers
 BACKLOG = 1024
 HANDSHAKE_MS = 5_000  # how long a connection may stay that proves nothing
-HEARTBEAT_MS = 2_000
 LINGER_MS = 1_000
 THE_LAST = int(zmq.NOBLOCK)  # flags of a message's frames, as integers: to combine enums takes as long as to send
 NOT_THE_LAST = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -51,14 +48,6 @@ class Arrival(NamedTuple):
     frames: Frames
 
 
-class Stirred(NamedTuple):
-    """What there is behind a ``wait``: whether the bell was rung, messages, connections that came or went."""
-
-    rung: bool
-    messages: bool
-    connections: bool
-
-
 class Router:
     """Bound to ``listen``; ``endpoint`` is where that is in fact. With ``curve`` only its clients can connect.
 
@@ -68,7 +57,7 @@ class Router:
     def __init__(self, listen: str, *, curve: Curve | None = None, insecure: bool = False) -> None:
         require_private(listen, curve=curve is not None, insecure=insecure)
         require_private_folder(listen)
-        self._bell, self._ear = socket.socketpair()
+        self._waker = Waker()
         self._context = zmq.Context()
         self._curve = curve
         self._gatekeeper = None if curve is None else self._keep_gate(curve)
@@ -79,10 +68,7 @@ class Router:
         self._socket_file = SocketFile.of(self.endpoint)
         if self._socket_file is not None:
             self._socket_file.keep_private()
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self.connections.monitor, zmq.POLLIN)
-        self._poller.register(self._ear.fileno(), zmq.POLLIN)
+        self._poller = SocketPoller(self._socket, self.connections.monitor, self._waker)
 
     def _keep_gate(self, curve: Curve) -> ThreadAuthenticator:
         """It answers before anything is bound: there is no moment in which anybody can connect."""
@@ -93,7 +79,7 @@ class Router:
 
     def _bind(self, listen: str) -> None:
         router = self._socket
-        for option, value in {
+        options = {
             zmq.ROUTER_MANDATORY: 1,
             zmq.ROUTER_HANDOVER: 0,
             zmq.SNDHWM: 0,  # the delivery window bounds what is in flight
@@ -104,10 +90,9 @@ class Router:
             zmq.BACKLOG: BACKLOG,
             zmq.IPV6: int("[" in listen),  # an IPv6 socket would announce IPv4 addresses in a mapped form
             zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: 3 * HEARTBEAT_MS,
-        }.items():
-            router.setsockopt(option, value)
+            **HEARTBEATS,
+        }
+        set_options(router, options)
         if self._curve is not None:
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
@@ -124,23 +109,19 @@ class Router:
                 "(tcp://127.0.0.1:* takes a free one)"
             ) from error
 
-    def wait(self, timeout_ms: int) -> Stirred:
-        """Until something happens.
+    def wait(self, timeout_ms: int) -> PollResult:
+        """Wait until something happens, ``timeout_ms`` milliseconds at most.
 
         Raises ``TransportError`` where the thread that lets clients in is gone: they would wait and never hear why.
         """
         if self._gatekeeper is not None and not self._gatekeeper.is_alive():
             raise TransportError("the thread that checks the keys of clients has ended; start the server again")
-        stirred = dict(self._poller.poll(timeout_ms))
-        rung = self._ear.fileno() in stirred
-        if rung:
-            self._ear.recv(4096)
-        return Stirred(rung, self._socket in stirred, self.connections.monitor in stirred)
+        return self._poller.wait(timeout_ms)
 
     def messages(self) -> Iterator[Arrival]:
         """Some of what has arrived, a message from each connection in turn."""
         for _ in repeat(None, MESSAGES_A_TURN):
-            if not readable(self._socket):
+            if not has_message(self._socket):
                 return
             peer = self._socket.recv(copy=False)
             frames, connection = self._frames(), _connection_of(peer)
@@ -173,20 +154,18 @@ class Router:
             return False
         return True
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread that waits; safe from any other, and from a signal handler."""
-        with contextlib.suppress(OSError):  # the loop has stopped listening
-            self._bell.send(b"\0")
+        self._waker.wake()
 
     def close(self) -> None:
-        """Close the socket, after what was sent has left, or a moment. The bell can be rung still, in vain."""
+        """Close the socket, after what was sent has left, or a moment. ``wake`` may still be called, in vain."""
         self.connections.close()
         self._socket.close()
         self._end_context()
         if self._socket_file is not None:
             self._socket_file.remove()
-        self._bell.close()
-        self._ear.close()
+        self._waker.close()
 
     def _end_context(self) -> None:
         if self._gatekeeper is not None:

@@ -106,7 +106,7 @@ class Server:
                         rejoin_after_s=rejoin_after_s,
                     )
                 ),
-                Producer(plan, engine, self._router.ring),
+                Producer(plan, engine, self._router.wake),
             )
             for plan, engine in streams
         }
@@ -135,7 +135,7 @@ class Server:
     def stop(self, why: str) -> None:
         """End the loop soon; safe from a signal handler."""
         self._stopping = why
-        self._router.ring()
+        self._router.wake()
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
@@ -185,13 +185,13 @@ class Server:
         looked = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            stirred = self._router.wait(int(1000 * self._door.look_s))
+            polled = self._router.wait(int(1000 * self._door.look_s))
             now = time.monotonic()
-            if stirred.rung:
+            if polled.woken:
                 self._take_results(now)
-            if stirred.connections:
+            if polled.connections:
                 self._door.follow(now)
-            if stirred.messages:
+            if polled.messages:
                 self._read(now)
             if now - looked < self._door.look_s:
                 continue

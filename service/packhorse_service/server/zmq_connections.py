@@ -16,7 +16,7 @@ from itertools import repeat
 
 import zmq
 
-from packhorse.transport.dealer import readable
+from packhorse.transport.polling import has_message
 
 __all__ = ["Change", "Connections"]
 
@@ -50,7 +50,7 @@ class Connections:
     def changes(self) -> Iterator[tuple[Change, int]]:
         """Some of what has happened since: whoever connects very fast does not keep the thread here."""
         for _ in repeat(None, CHANGES_AT_ONCE):
-            if not readable(self.monitor):
+            if not has_message(self.monitor):
                 return
             event, _address = self.monitor.recv_multipart()
             kind, connection = EVENT.unpack(event)

@@ -119,7 +119,7 @@ def session_in(state: State, taken: int = 0) -> ClientSession:
     if state is State.STREAMING or state is State.ENDED or taken:
         session.receive(welcome(), [])
         hand_out(session, taken)
-    if state is State.GREETING and taken:
+    if state is State.HELLO_SENT and taken:
         session.connected()
     if state is State.ENDED:
         session.receive(end(session.position), [])
@@ -148,20 +148,20 @@ AT = Position(1, 0)  # where a session stands that has handed out one step
 HELLO_AGAIN = ["Forget", "Send Hello"]
 
 TABLE: list[tuple[State, Message, State, list[str]]] = [
-    (State.GREETING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
-    (State.GREETING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
-    (State.GREETING, GET_SNAPSHOT, State.GREETING, ["Send Snapshot"]),
-    (State.GREETING, EXAMPLES["WAIT"], State.GREETING, []),
-    (State.GREETING, error(ErrorCode.HELLO), State.GREETING, HELLO_AGAIN),
-    (State.GREETING, error(ErrorCode.REJOIN), State.GREETING, ["Reconnect"]),
-    (State.GREETING, error(ErrorCode.FAILED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
-    (State.GREETING, batch(AT), State.GREETING, []),
-    (State.GREETING, end(AT), State.GREETING, []),
+    (State.HELLO_SENT, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
+    (State.HELLO_SENT, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
+    (State.HELLO_SENT, GET_SNAPSHOT, State.HELLO_SENT, ["Send Snapshot"]),
+    (State.HELLO_SENT, EXAMPLES["WAIT"], State.HELLO_SENT, []),
+    (State.HELLO_SENT, error(ErrorCode.HELLO), State.HELLO_SENT, HELLO_AGAIN),
+    (State.HELLO_SENT, error(ErrorCode.REJOIN), State.HELLO_SENT, ["Reconnect"]),
+    (State.HELLO_SENT, error(ErrorCode.FAILED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
+    (State.HELLO_SENT, batch(AT), State.HELLO_SENT, []),
+    (State.HELLO_SENT, end(AT), State.HELLO_SENT, []),
     (State.STREAMING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
     (State.STREAMING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
     (State.STREAMING, GET_SNAPSHOT, State.STREAMING, ["Send Snapshot"]),
     (State.STREAMING, EXAMPLES["WAIT"], State.STREAMING, []),
-    (State.STREAMING, error(ErrorCode.HELLO), State.GREETING, HELLO_AGAIN),
+    (State.STREAMING, error(ErrorCode.HELLO), State.HELLO_SENT, HELLO_AGAIN),
     (State.STREAMING, error(ErrorCode.REJOIN), State.STREAMING, ["Reconnect"]),
     (State.STREAMING, error(ErrorCode.DIVERGED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
     (State.STREAMING, batch(AT), State.STREAMING, ["Deliver"]),
@@ -248,7 +248,7 @@ def greeting(session: ClientSession) -> Hello:
 def test_a_new_process_says_who_it_is_and_that_it_holds_nothing() -> None:
     session = ClientSession(IDENTITY, start=Position(5, 0))
     hello = greeting(session)
-    assert session.state is State.GREETING
+    assert session.state is State.HELLO_SENT
     assert hello == Hello(
         min_version=PROTOCOL_VERSION,
         max_version=PROTOCOL_VERSION,
@@ -278,11 +278,11 @@ def test_a_cut_connection_says_hello_with_all_that_the_server_may_need() -> None
     assert hello.has_handed_out
 
 
-@pytest.mark.parametrize("state", [State.IDLE, State.GREETING, State.STREAMING])
+@pytest.mark.parametrize("state", [State.IDLE, State.HELLO_SENT, State.STREAMING])
 def test_every_new_connection_says_hello_until_the_end(state: State) -> None:
     session = session_in(state)
     assert greeting(session).position == ORIGIN
-    assert session.state is State.GREETING
+    assert session.state is State.HELLO_SENT
 
 
 def test_hello_is_said_at_the_position_of_the_loop_and_not_of_what_was_received() -> None:
@@ -305,7 +305,7 @@ def test_a_reader_that_has_ended_says_hello_behind_the_end_and_keeps_its_end() -
 
 
 def test_a_hello_that_nobody_answers_is_said_again() -> None:
-    session = session_in(State.GREETING)
+    session = session_in(State.HELLO_SENT)
     for _ in range(UNANSWERED_LIMIT - 1):
         assert session.interval_passed() == []
     session.receive(EXAMPLES["WAIT"], [])
@@ -354,7 +354,7 @@ def test_bye_says_whether_the_end_was_handed_out(state: State) -> None:
 
 
 def test_welcome_brings_attempt_contract_and_fingerprint_and_is_acknowledged() -> None:
-    session = session_in(State.GREETING)
+    session = session_in(State.HELLO_SENT)
     assert sent(session.receive(welcome(), [])) == [
         Ack(stream="train", attempt=ATTEMPT, position=ORIGIN, loop_idle_s=0.0)
     ]
@@ -362,7 +362,7 @@ def test_welcome_brings_attempt_contract_and_fingerprint_and_is_acknowledged() -
 
 
 def test_welcome_brings_what_the_server_warns_of() -> None:
-    session = session_in(State.GREETING)
+    session = session_in(State.HELLO_SENT)
     assert not session.warnings
     session.receive(welcome(), [])
     assert [warning.rule for warning in session.warnings] == ["PER_TOKEN_LOSS"]
@@ -381,14 +381,14 @@ def test_welcome_drops_what_was_not_handed_out() -> None:
 
 
 def test_welcome_below_the_position_only_brings_duplicates() -> None:
-    session = session_in(State.GREETING, taken=3)
+    session = session_in(State.HELLO_SENT, taken=3)
     session.receive(welcome(ORIGIN), [])
     for index in range(3):
         assert session.receive(batch((0, index)), [b"payload"]) == []
     hand_out(session)
 
 
-@pytest.mark.parametrize("state", [State.GREETING, State.STREAMING])
+@pytest.mark.parametrize("state", [State.HELLO_SENT, State.STREAMING])
 def test_welcome_above_the_position_is_refused_and_changes_nothing(state: State) -> None:
     session = session_in(state, taken=3)
     before = copy.deepcopy(session)
@@ -397,7 +397,7 @@ def test_welcome_above_the_position_is_refused_and_changes_nothing(state: State)
     assert session == before
 
 
-@pytest.mark.parametrize("state", [State.GREETING, State.STREAMING])
+@pytest.mark.parametrize("state", [State.HELLO_SENT, State.STREAMING])
 def test_the_same_attempt_with_another_fingerprint_is_fatal(state: State) -> None:
     session = session_in(state, taken=3)
     (failure,) = session.receive(welcome(ORIGIN, fingerprint=b"\x77" * 16), [])
@@ -415,7 +415,7 @@ def test_another_attempt_may_be_another_stream_where_nothing_was_handed_out() ->
     assert kinds(session.receive(batch((0, 0), attempt=OTHER), [b"payload"])) == ["Deliver"]
 
 
-@pytest.mark.parametrize("state", [State.GREETING, State.STREAMING])
+@pytest.mark.parametrize("state", [State.HELLO_SENT, State.STREAMING])
 def test_another_attempt_is_refused_where_something_was_handed_out(state: State) -> None:
     """A new attempt begins with readers that stand at their start: two attempts never mix in one loop."""
     session = session_in(state, taken=3)
@@ -462,7 +462,7 @@ def test_a_gap_says_hello_again_at_the_position(position: tuple[int, int]) -> No
     (hello,) = sent(effects)
     assert isinstance(hello, Hello)
     assert hello.position == session.position == session.expected == Position(0, 1)
-    assert session.state is State.GREETING
+    assert session.state is State.HELLO_SENT
 
 
 @pytest.mark.parametrize("message", [batch((0, 1), attempt=OTHER), batch((5, 0), attempt=OTHER)])
@@ -482,7 +482,7 @@ def test_the_end_of_another_attempt_is_dropped_and_changes_nothing(position: Pos
 
 
 def test_nothing_is_handed_out_before_welcome() -> None:
-    session = session_in(State.GREETING)
+    session = session_in(State.HELLO_SENT)
     before = copy.deepcopy(session)
     with pytest.raises(ProtocolError, match="before WELCOME"):
         session.handed_out(ORIGIN, digest_at(ORIGIN))
@@ -529,7 +529,7 @@ def test_the_end_twice_is_a_duplicate() -> None:
 def test_an_end_behind_a_gap_says_hello_again() -> None:
     session = session_in(State.STREAMING, taken=1)
     assert kinds(session.receive(end(Position(1, 0)), [])) == HELLO_AGAIN
-    assert (session.state, session.position) == (State.GREETING, Position(0, 1))
+    assert (session.state, session.position) == (State.HELLO_SENT, Position(0, 1))
 
 
 # What the server waits for, and errors --------------------------------------------------------------
@@ -548,7 +548,7 @@ def test_what_the_server_waits_for_is_kept_until_something_arrives(news: Message
     assert session.waiting is None
 
 
-@pytest.mark.parametrize("state", [State.GREETING, State.STREAMING])
+@pytest.mark.parametrize("state", [State.HELLO_SENT, State.STREAMING])
 def test_a_refusal_carries_every_violation(state: State) -> None:
     session = session_in(state)
     (failure,) = session.receive(EXAMPLES["REJECT"], [])

@@ -1,4 +1,4 @@
-"""Which arrays a loop asked for. torch is an extra: it is imported only where its tensors are wanted."""
+"""Conversion to the arrays that a loop asked for; torch, an extra, is imported only where its tensors are wanted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import ConfigError
 
-__all__ = ["Arrays", "finisher"]
+__all__ = ["Arrays", "array_converter"]
 
 Arrays = Literal["torch", "numpy"]
 
 
-def finisher(arrays: Arrays) -> Callable[[MicroBatch], MicroBatch]:
-    """What turns rebuilt numpy arrays into what the loop asked for."""
+def array_converter(arrays: Arrays) -> Callable[[MicroBatch], MicroBatch]:
+    """Return the function that turns rebuilt numpy arrays into those that the loop asked for."""
     if arrays == "numpy":
         return lambda micro_batch: micro_batch
     if arrays != "torch":
