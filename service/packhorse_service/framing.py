@@ -59,7 +59,7 @@ class FramedStep:
     frame: Callable[[ViewKey], tuple[View, ...]] = field(compare=False, repr=False)
     views: dict[ViewKey, tuple[View, ...]] = field(default_factory=dict)  # [num_microbatches] each
     # (data-parallel rank, index) -> the samples of that row, for people
-    origin: Callable[[int, int], str] = field(default=lambda rank, index: "", compare=False, repr=False)
+    provenance: Callable[[int, int], str] = field(default=lambda rank, index: "", compare=False, repr=False)
     totals: StepTotals = StepTotals()
     rows: Sequence[Sequence[Row]] = field(default=(), compare=False, repr=False)  # [rank][index], for people
 

@@ -22,10 +22,10 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.sample_stream import Piece
-from packhorse_service.packing.fifo_exact_tail import Packer
-from packhorse_service.packing.modes import Assembled
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
+from packhorse_service.packing.modes import PackedMicroBatch
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.planning.balance import CostModel, deal_window, plan_step
+from packhorse_service.planning.balance import CostModel, assign_to_ranks, assign_to_steps
 from packhorse_service.planning.rows import build_rows
 from tests.benchmarks import plain_packers
 from tests.benchmarks.measuring import best_cpu_seconds, console
@@ -58,7 +58,7 @@ PLAIN: dict[str, Callable[[Sequence[int], int], list[list[int]]]] = {
 def ours(sizes: Sequence[int], capacity: int, lookahead: float, *, drain: bool = False) -> list[list[int]]:
     """Packs of the product, as samples; ``lookahead`` in packs' worth."""
     plan = PackingPlan(capacity=capacity, lookahead=int(lookahead * capacity))
-    return list(packs_of(sizes, Packer(plan), drain=drain))
+    return list(packs_of(sizes, FifoExactTailPacker(plan), drain=drain))
 
 
 def fill_of_sizes(packs: Sequence[Sequence[int]], capacity: int) -> float:
@@ -171,9 +171,9 @@ def _windows(costs: list[int], packs: int) -> Iterator[list[int]]:
 
 def _planned(costs: list[int], steps: int) -> Iterator[float]:
     for seed, window in enumerate(_windows(costs, 256 * steps)):
-        for packs in deal_window(window, steps, seed):
+        for packs in assign_to_steps(window, steps, seed):
             step = [window[pack] for pack in packs]
-            yield _imbalance(np.array(step)[np.array(plan_step(step, 64, [1] * len(step)))])
+            yield _imbalance(np.array(step)[np.array(assign_to_ranks(step, 64, [1] * len(step)))])
 
 
 def _imbalance(costs: npt.NDArray[np.int64]) -> float:
@@ -224,7 +224,7 @@ def rows_table() -> Table:
 NO_KEYS: list[tuple[SampleKey, ...]] = [()] * 64
 
 
-def _build(steps: Sequence[Sequence[Assembled]], contract: ResolvedContract) -> None:
+def _build(steps: Sequence[Sequence[PackedMicroBatch]], contract: ResolvedContract) -> None:
     """One step after the other; each is dropped for the next, as a server does."""
     for step in steps:
         rows = [delivered(row) for row in build_rows(step, contract, NO_KEYS)]
@@ -248,7 +248,7 @@ def delivered(row: Row) -> tuple[npt.NDArray[Any], ...]:
     return tokens, labels, mask, row.geometry.position_ids, row.cu_seqlens, row.cu_seqlens_padded
 
 
-def _steps_of_pieces(capacity: int, masked: bool) -> list[list[Assembled]]:
+def _steps_of_pieces(capacity: int, masked: bool) -> list[list[PackedMicroBatch]]:
     """Steps of 64 packs of random ids, in blocks of 512 samples."""
     random = np.random.default_rng(0)
     lengths = log_normal(SAMPLES, capacity)
@@ -260,7 +260,9 @@ def _steps_of_pieces(capacity: int, masked: bool) -> list[list[Assembled]]:
         block = TokenBlock(ids, offsets, mask, None, (), None)
         for sample, (begin, end) in enumerate(zip(offsets.tolist(), offsets[1:].tolist(), strict=False)):
             pieces.append(Piece(len(pieces), 0, 0, block, sample, begin, end, end - begin - 1))
-    packs = [Assembled.of([[pieces[sample]] for sample in pack]) for pack in ours(lengths.tolist(), capacity, 64)]
+    packs = [
+        PackedMicroBatch.of([[pieces[sample]] for sample in pack]) for pack in ours(lengths.tolist(), capacity, 64)
+    ]
     return [packs[start : start + 64] for start in range(0, min(len(packs) - 63, 1024), 64)]
 
 

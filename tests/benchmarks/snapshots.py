@@ -22,25 +22,25 @@ from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
 from packhorse_service.mixing.order import Order, SourceOrder
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
-from packhorse_service.packing.consumed import Used
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.consumed_unit import ConsumedUnit
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
-from packhorse_service.planning.window_mark import WindowMark
+from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
-    Shape,
+    PackShape,
     StreamSnapshot,
     decode_snapshot,
     encode_snapshot,
 )
-from packhorse_service.snapshot.fingerprint import StreamIdentity
+from packhorse_service.snapshot.fingerprint import StreamFingerprint
 from tests.benchmarks.measuring import console
 from tests.service.corpus import MemoryCorpus, make_plan, write_shard
 
 CAPACITY = 8192
-IDENTITY = StreamIdentity.of({str(part): part for part in range(8)}, {})
-MARK = WindowMark(0, 0, 1, 64, bytes(8))
+FINGERPRINT = StreamFingerprint.of({str(part): part for part in range(8)}, {})
+WINDOW = WindowPosition(0, 0, 1, 64, bytes(8))
 PACKS = 400
 BLOCK = 200  # samples
 
@@ -63,16 +63,16 @@ def stream_of(open_shards: int, mean: float) -> SampleStream:
 
 def snapshots_of(stream: SampleStream, lookahead: int) -> Iterator[tuple[bytes, int, float]]:
     """After each pack: a snapshot, the pieces drawn since its order, and the seconds it took."""
-    packer = Packer(PackingPlan(capacity=CAPACITY, lookahead=lookahead * CAPACITY))
-    shape = Shape(CAPACITY, 1)
+    packer = FifoExactTailPacker(PackingPlan(capacity=CAPACITY, lookahead=lookahead * CAPACITY))
+    shape = PackShape(CAPACITY, 1)
     for step in range(PACKS):
         while packer.wants_more and not stream.crowded:
             for piece in stream.draw() or []:
                 packer.add(piece.number, piece.slots)
         stream.settle(packer.next_pack())
         start = time.perf_counter()
-        made = StreamSnapshot(step, stream.place(), Used.LOOKAHEAD, 0, shape, MARK)
-        data = encode_snapshot(made, IDENTITY)
+        made = StreamSnapshot(step, stream.place(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW)
+        data = encode_snapshot(made, FINGERPRINT)
         yield data, len(made.place.packed), time.perf_counter() - start
 
 
@@ -110,10 +110,10 @@ def worst_table() -> Table:
     stream = stream_of(16, 3)
     while not stream.crowded:
         stream.draw()
-    shape, times = Shape(CAPACITY, 1), []
+    shape, times = PackShape(CAPACITY, 1), []
     for _ in range(50):
         start = time.perf_counter()
-        data = encode_snapshot(StreamSnapshot(1, stream.place(), Used.LOOKAHEAD, 0, shape, MARK), IDENTITY)
+        data = encode_snapshot(StreamSnapshot(1, stream.place(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW), FINGERPRINT)
         times.append((time.perf_counter() - start) * 1e6)
     table = Table("drawn ahead", "bytes", "limit", "µs, median", title="The largest lookahead that is ever drawn")
     table.add_row(f"{PIECES_LIMIT:,}", f"{len(data):,}", f"{SNAPSHOT_LIMIT_BYTES:,}", f"{median(times):.1f}")
@@ -157,7 +157,7 @@ def resume_table(base: Path) -> Table:
     at: dict[int, list[bytes]] = {10: [], 1_000: [], 10_000: []}
     start = time.perf_counter()
     for step in range(10_010):
-        planned = pipeline.next_plan()
+        planned = pipeline.next_planned_step()
         assert planned is not None
         for first, snapshots in at.items():
             if first <= step < first + 10:
@@ -174,7 +174,7 @@ def resume_table(base: Path) -> Table:
             engine.asked = 0
             begin = time.perf_counter()
             resumed.restore(snapshot)
-            resumed.next_plan()
+            resumed.next_planned_step()
             times.append(1e3 * (time.perf_counter() - begin))
             asked.append(engine.asked)
             drawn.append(_drawn_again(resumed, snapshot))
@@ -193,7 +193,7 @@ def resume_table(base: Path) -> Table:
 def _drawn_again(pipeline: Pipeline, snapshot: bytes) -> int:
     plan = pipeline.plan
     first = Order([SourceOrder.at_start(source.plan) for source in plan.sources], plan.mixing)
-    return sum(era.draws for era in decode_snapshot(snapshot, plan.identity, first).place.eras)
+    return sum(era.draws for era in decode_snapshot(snapshot, plan.fingerprint, first).place.eras)
 
 
 def tables(*, quick: bool = False) -> Iterator[Table]:

@@ -28,8 +28,8 @@ from packhorse.protocol.reader_state import FeedState, read_states, write_states
 from packhorse.schema import pack, unpack
 from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.mixing.over_length import NEVER, Era
-from packhorse_service.planning.window_mark import WindowMark
-from packhorse_service.snapshot.codec import StreamSnapshot, decode_snapshot, encode_snapshot, inside_window
+from packhorse_service.planning.window_position import WindowPosition
+from packhorse_service.snapshot.codec import StreamSnapshot, at_window_offset, decode_snapshot, encode_snapshot
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
@@ -39,7 +39,7 @@ from tests.client.codec.test_views import case_of, sample_of
 from tests.client.messages import EXAMPLES
 from tests.fuzz.harness import Decoder
 from tests.service.shards_on_disk import ids_member
-from tests.service.snapshot.test_codec import IDENTITY, encoded, first_order, place_with, plans, same
+from tests.service.snapshot.test_codec import FINGERPRINT, encoded, first_order, place_with, plans, same
 from tests.strategies import ATTEMPT, RowCase, body_and_payload
 
 __all__ = ["CASES", "DECODERS", "TREES", "VALID", "Framed", "framed", "parts_of"]
@@ -158,7 +158,7 @@ FIRST = first_order(PLANS)
 
 
 def _snapshot(data: bytes) -> StreamSnapshot:
-    return decode_snapshot(data, IDENTITY, FIRST)
+    return decode_snapshot(data, FINGERPRINT, FIRST)
 
 
 def _check_snapshot(data: bytes, read: Any) -> None:
@@ -166,7 +166,7 @@ def _check_snapshot(data: bytes, read: Any) -> None:
     for source in read.place.order.sources:
         assert len(source.open) <= source.plan.open_shards
         assert all(shard.shard < source.plan.shards for shard in source.open)
-    again = _snapshot(encode_snapshot(read, IDENTITY))
+    again = _snapshot(encode_snapshot(read, FINGERPRINT))
     assert same(again, read.place)
     assert again._replace(place=read.place) == read
 
@@ -175,7 +175,7 @@ def _snapshots() -> list[bytes]:
     place = place_with([0, 1, 1] * 20, PLANS)
     beginning = encoded(place)
     eras = [Era(5, 64), Era(2, NEVER)]
-    inside = inside_window(beginning, WindowMark(2, 5, 8, 4, b"settings"))
+    inside = at_window_offset(beginning, WindowPosition(2, 5, 8, 4, b"settings"))
     return [beginning, inside, encoded(place_with([1] * 7, PLANS, eras), step=9)]
 
 

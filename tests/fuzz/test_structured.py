@@ -17,11 +17,11 @@ from packhorse.contract.position import ORIGIN
 from packhorse.rows.payload import ArrayEntry, join_arrays, split_arrays
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot.codec import ERA, HEAD, MARK
+from packhorse_service.snapshot.codec import ERA, HEAD, WINDOW
 from tests.fuzz.decoders import CASES, DECODERS, TREES, framed
 from tests.fuzz.harness import EXAMPLES
 from tests.fuzz.mutation import leaves, replaced
-from tests.service.snapshot.test_codec import IDENTITY
+from tests.service.snapshot.test_codec import FINGERPRINT
 from tests.strategies import ATTEMPT, body_and_payload
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "DeprecationWarning")]
@@ -100,9 +100,9 @@ SOURCES = st.builds(
 PLACES = st.builds(
     lambda step, kind, used, mark, eras, sources, bits: (
         HEAD.pack(b"PHSNAP", 3, step, kind, len(eras), len(sources), 8 * len(bits), used, 64, 2, 0)
-        + MARK.pack(*mark, b"settings")
+        + WINDOW.pack(*mark, b"settings")
         + b"".join(ERA.pack(*era) for era in eras)
-        + IDENTITY.packed_order()
+        + FINGERPRINT.encoded_parts()
         + b"".join(sources)
         + bits
     ),

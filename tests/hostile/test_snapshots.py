@@ -14,14 +14,14 @@ import pytest
 
 from packhorse import ParallelLayout, ServerFailed
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot.codec import HEAD, MARK
+from packhorse_service.snapshot.codec import HEAD, WINDOW
 from tests.harness import reading, running_server, write_config
 from tests.hostile.conftest import MEMORY_MIB, PeakMemory
 from tests.service.corpus import mutated, random_lengths, write_source
 
 State = dict[str, Any]
 ALONE = ParallelLayout()
-PIECES, ERAS = 20, HEAD.size + MARK.size
+PIECES, ERAS = 20, HEAD.size + WINDOW.size
 OPEN_SHARDS = 2
 MUTATED = 12
 

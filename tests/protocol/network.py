@@ -66,7 +66,7 @@ class Stream:
         self.step += 1
         snapshot = struct.pack("<Q", self.step)
         step = frame_step(self.step - 1, rows, snapshot, CONTRACT, LAYOUT, with_keys=False)
-        step.origin = lambda rank, index: f"samples of rank {rank}"
+        step.provenance = lambda rank, index: f"samples of rank {rank}"
         return step
 
     def restore(self, snapshot: bytes | None) -> None:

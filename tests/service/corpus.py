@@ -28,7 +28,7 @@ from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, L
 from packhorse_service.mixing.order import Mixing, SourcePlan
 from packhorse_service.mixing.over_length import OverLength
 from packhorse_service.mixing.sample_stream import SampleStream, SourceSetting
-from packhorse_service.packing.modes import Assembled, Segment
+from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.planning.rows import build_rows
 from packhorse_service.sources.shards import Shard
@@ -391,4 +391,4 @@ def mutated(data: bytes, source: random.Random) -> bytes:
 
 def build_row(segments: Sequence[Segment], contract: ResolvedContract, keys: tuple[SampleKey, ...] = ()) -> Row:
     """One row of a micro-batch's segments."""
-    return build_rows([Assembled.of(segments)], contract, [keys])[0]
+    return build_rows([PackedMicroBatch.of(segments)], contract, [keys])[0]

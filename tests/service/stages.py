@@ -18,7 +18,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, Order, SourceOrder, SourcePlan
 from packhorse_service.mixing.over_length import Era, OverLength
 from packhorse_service.mixing.sample_stream import Piece, StreamPlace
-from packhorse_service.packing.modes import assembler_for
+from packhorse_service.packing.modes import micro_batcher_for
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 from packhorse_service.pipeline.run import Pipeline
@@ -162,14 +162,14 @@ class PackerMachine:
         return list(self._packer.pending()), self._packer.closed, self._arrived
 
 
-class AssemblerMachine:
+class MicroBatcherMachine:
     """Micro-batches of one packing mode from given documents."""
 
     def __init__(self, contract: dict[str, Any], saved: tuple[list[int], int, int] | None) -> None:
         resolved = resolve(
             BatchContract(**contract), ParallelLayout(), seq_length=32, global_batch_size=4, vocab_size=9_000
         )
-        self._assembler = assembler_for(resolved, PackingPlan(capacity=32, lookahead=96))
+        self._batcher = micro_batcher_for(resolved, PackingPlan(capacity=32, lookahead=96))
         joined = resolved.packing is Packing.CONCAT and not resolved.isolate_documents
         longest = 100 if resolved.packing is Packing.CONCAT else 33
         block = make_block(consecutive([2 + i * i * 13 % (longest - 1) for i in range(60)]))
@@ -177,23 +177,23 @@ class AssemblerMachine:
         self._pieces = [
             Piece(i, 0, 0, block, i, ends[i], ends[i + 1], ends[i + 1] - ends[i] - (not joined)) for i in range(60)
         ]
-        self._pending, used, self._arrived = saved or ([], 0, 0)
+        self._pending, consumed, self._arrived = saved or ([], 0, 0)
         self._pending = list(self._pending)
-        self._assembler.resume([self._pieces[number] for number in self._pending], used)
+        self._batcher.resume([self._pieces[number] for number in self._pending], consumed)
 
     def next(self) -> object | None:
-        while self._assembler.wants_more and self._arrived < len(self._pieces):
-            self._assembler.add([self._pieces[self._arrived]])
+        while self._batcher.wants_more and self._arrived < len(self._pieces):
+            self._batcher.add([self._pieces[self._arrived]])
             self._pending.append(self._arrived)
             self._arrived += 1
-        assembled = self._assembler.next()
-        if assembled is None:
+        packed = self._batcher.next()
+        if packed is None:
             return None
-        self._pending = [number for number in self._pending if number not in assembled.done]
-        return [[_named(piece) for piece in segment] for segment in assembled.segments]
+        self._pending = [number for number in self._pending if number not in packed.finished]
+        return [[_named(piece) for piece in segment] for segment in packed.segments]
 
     def save(self) -> Saved:
-        return self._pending, self._assembler.used, self._arrived
+        return self._pending, self._batcher.consumed, self._arrived
 
 
 # The whole path --------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def _packer(algorithm: PackingAlgorithm) -> Stage:
     return lambda _base, saved: PackerMachine(algorithm, saved)
 
 
-def _assembler(contract: dict[str, Any]) -> Stage:
-    return lambda _base, saved: AssemblerMachine(contract, saved)
+def _micro_batcher(contract: dict[str, Any]) -> Stage:
+    return lambda _base, saved: MicroBatcherMachine(contract, saved)
 
 
 def _pipeline(sections: dict[str, Any]) -> Stage:
@@ -253,7 +253,7 @@ STAGES: dict[str, Stage] = {
     "mixing": MixingMachine,
     "samples": SamplesMachine,
     **{f"packer: {algorithm}": _packer(algorithm) for algorithm in PackingAlgorithm},
-    **{f"assembler: {mode}": _assembler(contract) for mode, contract in MODES.items()},
+    **{f"micro-batcher: {mode}": _micro_batcher(contract) for mode, contract in MODES.items()},
     **{f"pipeline: {path}": _pipeline(sections) for path, sections in PATHS.items()},
 }
 

@@ -15,7 +15,7 @@ from packhorse.rows.row import Row
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
 from packhorse_service.mixing.sample_stream import Piece
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from tests.length_streams import log_normal, packs_of
 from tests.service.corpus import build_row, make_block
@@ -30,7 +30,7 @@ def rows_of(contract: ResolvedContract) -> list[Row]:
     """Packs of log-normal samples of about 500 slots, with random ids."""
     random = np.random.default_rng(0)
     sizes: list[int] = log_normal(2000, SEQ_LENGTH).tolist()
-    packer = Packer(PackingPlan(capacity=SEQ_LENGTH, lookahead=16 * SEQ_LENGTH))
+    packer = FifoExactTailPacker(PackingPlan(capacity=SEQ_LENGTH, lookahead=16 * SEQ_LENGTH))
     rows = []
     multiple = contract.segment_multiple
     for pack in list(packs_of([-(-size // multiple) * multiple for size in sizes], packer, drain=False))[:ROWS]:

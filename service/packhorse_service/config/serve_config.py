@@ -36,7 +36,7 @@ from packhorse_service.loading.decode import BLOCK_BYTES
 from packhorse_service.mixing.order import MixBy, OnEnd
 from packhorse_service.mixing.over_length import OverLength
 from packhorse_service.packing.packing_plan import PackingAlgorithm
-from packhorse_service.snapshot.fingerprint import CHANGES
+from packhorse_service.snapshot.fingerprint import RESUMABLE_CHANGES
 from packhorse_service.sources.formats import SampleFormat
 
 __all__ = [
@@ -73,8 +73,10 @@ def _date(value: object) -> object:
 
 def _change(value: str) -> str:
     part, _, digest = value.partition("@")
-    if part not in CHANGES or not re.fullmatch("[0-9a-f]{16}", digest):
-        raise ValueError(f"must be PART@DIGEST as a refusal names it, PART one of {', '.join(sorted(CHANGES))}")
+    if part not in RESUMABLE_CHANGES or not re.fullmatch("[0-9a-f]{16}", digest):
+        raise ValueError(
+            f"must be PART@DIGEST as a refusal names it, PART one of {', '.join(sorted(RESUMABLE_CHANGES))}"
+        )
     return value
 
 

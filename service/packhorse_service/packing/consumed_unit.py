@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Used"]
+__all__ = ["ConsumedUnit"]
 
 
-class Used(IntEnum):
+class ConsumedUnit(IntEnum):
     """What ``used`` counts: how far a stream's assembler is with what it holds."""
 
     LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out

@@ -23,7 +23,7 @@ __all__ = ["DecreasingPacker", "best_fit_decreasing", "first_fit_decreasing"]
 
 
 class DecreasingPacker:
-    """Packs whole lookaheads; has the interface of ``Packer``."""
+    """Packs whole lookaheads; has the interface of ``FifoExactTailPacker``."""
 
     def __init__(self, plan: PackingPlan) -> None:
         self.plan = plan

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from packhorse_service.packing.packing_plan import PackingPlan
 
-__all__ = ["Packer"]
+__all__ = ["FifoExactTailPacker"]
 
 TAIL_SHARE = 4  # the exact tail starts when at most 1/4 of the pack is left …
 TAIL_SAMPLES = 3  # … or about as many samples as it tries together
@@ -25,7 +25,7 @@ PAIR_PROBES = 64
 TRIPLE_PROBES = 8
 
 
-class Packer:
+class FifoExactTailPacker:
     """Pending samples, by arrival and by size.
 
     Within a size samples leave in arrival order: whoever is passed over does not fit, and neither does its

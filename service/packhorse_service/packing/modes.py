@@ -1,7 +1,7 @@
 """Samples to micro-batches, by packing mode.
 
 An assembler takes pieces in arrival order and gives micro-batches: pieces in segments. It says which pieces
-are done, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
+are finished, so that the stream need not draw them again, and how far the oldest pending piece (or a closed
 lookahead) was used: that number, and what it counts, is all it adds to a snapshot.
 
 | mode | a micro-batch is |
@@ -24,38 +24,38 @@ from packhorse.contract.batch_contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
 from packhorse_service.mixing.over_length import NEVER
 from packhorse_service.mixing.prefetched_run import Piece, Wanted
-from packhorse_service.packing.consumed import Used
+from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingPlan
 
-__all__ = ["Assembled", "Assembler", "Segment", "assembler_for"]
+__all__ = ["MicroBatcher", "PackedMicroBatch", "Segment", "micro_batcher_for"]
 
 Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of an endless run
 
 
-class Assembled(NamedTuple):
+class PackedMicroBatch(NamedTuple):
     """One micro-batch: its pieces, one segment after the other, and those that are used up with it."""
 
     pieces: Sequence[Piece]
     slots: Sequence[int]  # logical ones of each segment
-    done: Sequence[int]
-    counts: Sequence[int] = ()  # pieces of each segment, where it is not one
+    finished: Sequence[int]
+    segment_sizes: Sequence[int] = ()  # pieces of each segment, where it is not one
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], done: Sequence[int] = ()) -> Assembled:
-        pieces, counts = list(chain.from_iterable(segments)), list(map(len, segments))
+    def of(cls, segments: Sequence[Segment], finished: Sequence[int] = ()) -> PackedMicroBatch:
+        pieces, segment_sizes = list(chain.from_iterable(segments)), list(map(len, segments))
         slots = [sum([piece.slots for piece in segment]) for segment in segments]
-        return cls(pieces, slots, done, counts if len(counts) < len(pieces) else ())
+        return cls(pieces, slots, finished, segment_sizes if len(segment_sizes) < len(pieces) else ())
 
     @classmethod
-    def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> Assembled:
+    def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> PackedMicroBatch:
         """Of whole pieces, each of them a segment."""
         return cls(pieces, [piece.slots for piece in pieces], numbers)
 
     @property
     def segments(self) -> Sequence[Segment]:
         pieces = iter(self.pieces)
-        return [list(islice(pieces, count)) for count in self.counts or [1] * len(self.pieces)]
+        return [list(islice(pieces, count)) for count in self.segment_sizes or [1] * len(self.pieces)]
 
     def slots_by_source(self) -> Mapping[int, int]:
         """Logical slots, by the source that gave each slot's input."""
@@ -68,7 +68,7 @@ class Assembled(NamedTuple):
         return by_source
 
 
-class Assembler(Protocol):
+class MicroBatcher(Protocol):
     """Pieces in, micro-batches out."""
 
     @property
@@ -80,27 +80,27 @@ class Assembler(Protocol):
         """How much must be added until no more is wanted."""
 
     @property
-    def kind(self) -> Used:
-        """What ``used`` counts."""
+    def consumed_unit(self) -> ConsumedUnit:
+        """What ``consumed`` counts."""
 
     @property
-    def used(self) -> int:
+    def consumed(self) -> int:
         """How far the oldest pending piece, or the lookahead, was used."""
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Pieces arrive."""
 
-    def next(self) -> Assembled | None:
+    def next(self) -> PackedMicroBatch | None:
         """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
 
-    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
         """Take up what was pending at a snapshot."""
 
 
 class Online:
     """Packs built over a lookahead."""
 
-    kind = Used.LOOKAHEAD
+    consumed_unit = ConsumedUnit.LOOKAHEAD
 
     def __init__(self, plan: PackingPlan, segment_multiple: int) -> None:
         self._packer = packer_for(plan)
@@ -116,7 +116,7 @@ class Online:
         return Wanted(units=self._packer.plan.lookahead - self._packer.units, multiple=self._multiple)
 
     @property
-    def used(self) -> int:
+    def consumed(self) -> int:
         return int(self._packer.closed)
 
     def add(self, pieces: Sequence[Piece]) -> None:
@@ -126,23 +126,23 @@ class Online:
         self._pieces.update(zip(numbers, pieces, strict=True))
         self._packer.add_all(numbers, units)
 
-    def next(self) -> Assembled | None:
+    def next(self) -> PackedMicroBatch | None:
         if not len(self._packer):
             return None
         numbers = self._packer.next_pack()
-        return Assembled.of_pieces(list(map(self._pieces.pop, numbers)), numbers)
+        return PackedMicroBatch.of_pieces(list(map(self._pieces.pop, numbers)), numbers)
 
-    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
         self.add(list(pending))
-        if used:
+        if consumed:
             self._packer.close()
 
 
-class Consecutive:
+class InBatch:
     """``size`` samples in the order of arrival."""
 
-    kind = Used.LOOKAHEAD  # which is never closed
-    used = 0
+    consumed_unit = ConsumedUnit.LOOKAHEAD  # which is never closed
+    consumed = 0
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -159,18 +159,18 @@ class Consecutive:
     def add(self, pieces: Sequence[Piece]) -> None:
         self._pending.extend(pieces)
 
-    def next(self) -> Assembled | None:
+    def next(self) -> PackedMicroBatch | None:
         taken = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
-        return Assembled.of_pieces(taken, [piece.number for piece in taken]) if taken else None
+        return PackedMicroBatch.of_pieces(taken, [piece.number for piece in taken]) if taken else None
 
-    def resume(self, pending: Iterable[Piece], _used: int, /) -> None:
+    def resume(self, pending: Iterable[Piece], _consumed: int, /) -> None:
         self.add(list(pending))
 
 
-class Documents:
+class ConcatIsolated:
     """Documents as segments; the last one is cut at the row's end and continues in the next row."""
 
-    kind = Used.SLOTS
+    consumed_unit = ConsumedUnit.SLOTS
 
     def __init__(self, width: int, segment_multiple: int, max_segments: int | None) -> None:
         self._width = width
@@ -178,7 +178,7 @@ class Documents:
         self._max_segments = max_segments
         self._pending: deque[Piece] = deque()
         self._slots = 0  # pending, with alignment
-        self.used = 0
+        self.consumed = 0
 
     @property
     def wants_more(self) -> bool:
@@ -198,9 +198,9 @@ class Documents:
             self._pending.append(piece)
             self._slots += self._aligned(piece.slots)
 
-    def next(self) -> Assembled | None:
+    def next(self) -> PackedMicroBatch | None:
         segments: list[Segment] = []
-        done: list[int] = []
+        finished: list[int] = []
         room = self._width
         while self._pending and room and len(segments) != self._max_segments:
             piece = self._pending.popleft()
@@ -210,30 +210,30 @@ class Documents:
                 taken, rest = _cut(piece, room)
                 self._pending.appendleft(rest)
                 self._slots += self._aligned(rest.slots)
-                self.used += room
+                self.consumed += room
             else:
-                done.append(piece.number)
-                self.used = 0
+                finished.append(piece.number)
+                self.consumed = 0
             segments.append((taken,))
             room -= self._aligned(taken.slots)
-        return Assembled.of(segments, done) if segments else None
+        return PackedMicroBatch.of(segments, finished) if segments else None
 
-    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
-        self.add(_after(pending, used))
-        self.used = used
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+        self.add(_after(pending, consumed))
+        self.consumed = consumed
 
 
-class EndlessRun:
+class ConcatContinuous:
     """Rows of ``width`` ids of one run; each row's labels reach one id into the next row."""
 
-    kind = Used.IDS
+    consumed_unit = ConsumedUnit.IDS
 
     def __init__(self, width: int, rows: int) -> None:
         self._width = width
         self._rows = rows
         self._pending: deque[Piece] = deque()
         self._ids = 0
-        self.used = 0
+        self.consumed = 0
 
     @property
     def wants_more(self) -> bool:
@@ -253,15 +253,15 @@ class EndlessRun:
             self._pending.append(piece)
             self._ids += piece.end - piece.begin
 
-    def next(self) -> Assembled | None:
+    def next(self) -> PackedMicroBatch | None:
         segments: list[Segment] = []
-        done: list[int] = []
+        finished: list[int] = []
         for _ in range(self._rows):
             if self._ids >= 2:
-                segments.append(self._row(done))
-        return Assembled.of(segments, done) if segments else None
+                segments.append(self._row(finished))
+        return PackedMicroBatch.of(segments, finished) if segments else None
 
-    def _row(self, done: list[int]) -> Segment:
+    def _row(self, finished: list[int]) -> Segment:
         """Take ``width`` ids, and look at one more."""
         row: list[Piece] = []
         room = min(self._width, self._ids - 1)
@@ -270,13 +270,13 @@ class EndlessRun:
             size = piece.end - piece.begin
             if size <= room:
                 row.append(self._pending.popleft())
-                done.append(piece.number)
-                self.used = 0
+                finished.append(piece.number)
+                self.consumed = 0
                 used = size
             else:
                 taken, self._pending[0] = _cut(piece, room)
                 row.append(taken)
-                self.used += room
+                self.consumed += room
                 used = room
             room -= used
             self._ids -= used
@@ -284,12 +284,12 @@ class EndlessRun:
         row.append(ahead._replace(end=ahead.begin + 1, slots=0))  # it is a target only
         return row
 
-    def resume(self, pending: Iterable[Piece], used: int, /) -> None:
-        self.used = used
+    def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
+        self.consumed = consumed
         for piece in pending:
-            _check_used(used, piece.end - piece.begin)
-            self.add([_cut(piece, used)[1]])
-            used = 0
+            _check_consumed(consumed, piece.end - piece.begin)
+            self.add([_cut(piece, consumed)[1]])
+            consumed = 0
 
 
 def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
@@ -300,26 +300,26 @@ def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
     return first, piece._replace(begin=middle, slots=piece.slots - slots)
 
 
-def _after(pending: Iterable[Piece], used: int) -> Iterable[Piece]:
+def _after(pending: Iterable[Piece], consumed: int) -> Iterable[Piece]:
     """The pending pieces without what was delivered of the first."""
     for piece in pending:
-        _check_used(used, piece.slots)
-        yield _cut(piece, used)[1] if used else piece
-        used = 0
+        _check_consumed(consumed, piece.slots)
+        yield _cut(piece, consumed)[1] if consumed else piece
+        consumed = 0
 
 
-def _check_used(used: int, size: int) -> None:
-    if used >= size:
+def _check_consumed(consumed: int, size: int) -> None:
+    if consumed >= size:
         raise ContractError("snapshot: more of a document was delivered than it has; the shards differ")
 
 
-def assembler_for(contract: ResolvedContract, plan: PackingPlan) -> Assembler:
+def micro_batcher_for(contract: ResolvedContract, plan: PackingPlan) -> MicroBatcher:
     """The assembler of a contract's packing mode."""
     mbs, width = contract.micro_batch_size, contract.seq_length
     if contract.packing is Packing.CONCAT and contract.isolate_documents:
-        return Documents(width, contract.segment_multiple, contract.max_segments)
+        return ConcatIsolated(width, contract.segment_multiple, contract.max_segments)
     if contract.packing is Packing.CONCAT:
-        return EndlessRun(width, mbs)
+        return ConcatContinuous(width, mbs)
     if contract.packing is Packing.ONLINE:
         return Online(plan, contract.segment_multiple)
-    return Consecutive(mbs)
+    return InBatch(mbs)

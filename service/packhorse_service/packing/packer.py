@@ -8,7 +8,7 @@ from typing import Protocol
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.errors import ConfigError
 from packhorse_service.packing.decreasing import DecreasingPacker
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
 
 __all__ = ["DEFAULT_LOOKAHEAD", "LookaheadPacker", "packer_for", "packing_plan"]
@@ -50,7 +50,7 @@ class LookaheadPacker(Protocol):
 
 
 PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
-    PackingAlgorithm.FIFO_EXACT_TAIL: Packer,
+    PackingAlgorithm.FIFO_EXACT_TAIL: FifoExactTailPacker,
     PackingAlgorithm.FIRST_FIT_DECREASING: DecreasingPacker,
     PackingAlgorithm.BEST_FIT_DECREASING: DecreasingPacker,
 }

@@ -1,4 +1,4 @@
-"""What of a configuration makes a stream the same stream: the parts of its identity.
+"""What of a configuration makes a stream the same stream: the parts of its fingerprint.
 
 Everything that decides a byte is in one of them, and nothing that only says where data lies or who loads it.
 """
@@ -16,12 +16,12 @@ from packhorse_service.loading.tokenizer import Tokenizer
 from packhorse_service.mixing.open_blocks import SourceSetting
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel
-from packhorse_service.snapshot.fingerprint import StreamIdentity
+from packhorse_service.snapshot.fingerprint import StreamFingerprint
 
-__all__ = ["identify"]
+__all__ = ["fingerprint_config"]
 
 
-def identify(
+def fingerprint_config(
     config: ServeConfig,
     tokenizer: Tokenizer | None,
     settings: tuple[SourceSetting, ...],
@@ -30,9 +30,9 @@ def identify(
     cost: CostModel,
     contract: ResolvedContract,
     layout: ParallelLayout,
-) -> StreamIdentity:
-    """The identity of the stream that a configuration describes."""
-    order = {
+) -> StreamFingerprint:
+    """The fingerprint of the stream that a configuration describes."""
+    sample_parts = {
         "blocks": [[d.name, d.block_bytes] for d in decoding.values()],
         "date": config.date,
         "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
@@ -42,8 +42,8 @@ def identify(
         "rendering": [[d.name, d.format, d.chat_template] for d in decoding.values()],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
     }
-    rows = {
+    row_parts = {
         "packing": [asdict(packing), asdict(contract), config.keys, config.packing.window],
         "layout": [asdict(layout), cost.linear],
     }
-    return StreamIdentity.of(order, rows)
+    return StreamFingerprint.of(sample_parts, row_parts)

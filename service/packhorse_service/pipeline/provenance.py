@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packhorse_service.mixing.open_blocks import SourceSetting
-from packhorse_service.packing.modes import Assembled
+from packhorse_service.packing.modes import PackedMicroBatch
 
-__all__ = ["Origins"]
+__all__ = ["Provenance"]
 
 NAMED = 8  # samples of a row
 
 
-class Origins:
+class Provenance:
     """Callable with (data-parallel rank, index). Keeps no block alive."""
 
     def __init__(
         self,
-        micro_batches: Sequence[Assembled],
+        micro_batches: Sequence[PackedMicroBatch],
         ranks: Sequence[Sequence[int]],
         sources: Sequence[SourceSetting],
     ) -> None:

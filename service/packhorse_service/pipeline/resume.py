@@ -14,35 +14,35 @@ import numpy as np
 
 from packhorse.errors import ContractError
 from packhorse_service.mixing.sample_stream import StreamPlace
-from packhorse_service.packing.consumed import Used
-from packhorse_service.planning.windows import WindowPlan
-from packhorse_service.snapshot.codec import Shape, StreamSnapshot
-from packhorse_service.snapshot.fingerprint import ANEW, CHANGES
+from packhorse_service.packing.consumed_unit import ConsumedUnit
+from packhorse_service.planning.balance_window import WindowPlan
+from packhorse_service.snapshot.codec import PackShape, StreamSnapshot
+from packhorse_service.snapshot.fingerprint import RESETS_SOURCES, RESUMABLE_CHANGES
 
-__all__ = ["notices", "taken_up"]
+__all__ = ["adapt_snapshot", "resume_warnings"]
 
 MODES = {
-    Used.LOOKAHEAD: "packing online, in_batch or none",
-    Used.SLOTS: "packing concat and isolate_documents: true",
-    Used.IDS: "packing concat and isolate_documents: false",
+    ConsumedUnit.LOOKAHEAD: "packing online, in_batch or none",
+    ConsumedUnit.SLOTS: "packing concat and isolate_documents: true",
+    ConsumedUnit.IDS: "packing concat and isolate_documents: false",
 }
 
 
-def taken_up(snapshot: StreamSnapshot, kind: Used) -> StreamSnapshot:
+def adapt_snapshot(snapshot: StreamSnapshot, unit: ConsumedUnit) -> StreamSnapshot:
     """The snapshot as a stream of this kind goes on from it. Raises ``ContractError`` where it cannot."""
-    step, mark = snapshot.step, snapshot.mark
-    if snapshot.kind is not kind:
+    step, window = snapshot.step, snapshot.window
+    if snapshot.consumed_unit is not unit:
         raise ContractError(
-            f"snapshot: made with contract.{MODES[snapshot.kind]}, this stream has {MODES[kind]}: "
+            f"snapshot: made with contract.{MODES[snapshot.consumed_unit]}, this stream has {MODES[unit]}: "
             "what is a target differs; resume with the mode of the checkpoint"
         )
     if not snapshot.changed:
         return snapshot
-    if mark.skip:
+    if window.offset:
         raise ContractError(
-            f"snapshot: step {step + mark.skip} is inside a window of steps {step} … {step + mark.steps - 1}, and "
-            f"{', '.join(snapshot.changed)} may not change there; resume from step {step} or {step + mark.steps}, "
-            "where windows meet"
+            f"snapshot: step {step + window.offset} is inside a window of steps {step} … {step + window.steps - 1}, "
+            f"and {', '.join(snapshot.changed)} may not change there; resume from step {step} or "
+            f"{step + window.steps}, where windows meet"
         )
     order = snapshot.place.order.clone()
     for source in order.sources:
@@ -50,26 +50,26 @@ def taken_up(snapshot: StreamSnapshot, kind: Used) -> StreamSnapshot:
             shard.checksum = 0  # its samples may be others
     if "mixture" in snapshot.changed:
         order.stand_equal()
-    return snapshot._replace(place=StreamPlace(order, (), np.empty(0, np.uint8)), used=0)
+    return snapshot._replace(place=StreamPlace(order, (), np.empty(0, np.uint8)), consumed=0)
 
 
-def notices(snapshot: StreamSnapshot, shape: Shape, plan: WindowPlan) -> Iterator[str]:
+def resume_warnings(snapshot: StreamSnapshot, shape: PackShape, plan: WindowPlan) -> Iterator[str]:
     """What whoever resumes should know: a stream of this shape and plan goes on from the snapshot as it was read."""
-    step, mark = snapshot.step + snapshot.mark.skip, snapshot.mark
+    step, window = snapshot.step + snapshot.window.offset, snapshot.window
     for part in snapshot.changed:
-        yield f"from step {step} on {part} differs from the checkpoint's, as allowed: {CHANGES[part]}"
-    if snapshot.changed and not ANEW.intersection(snapshot.changed):
+        yield f"from step {step} on {part} differs from the checkpoint's, as allowed: {RESUMABLE_CHANGES[part]}"
+    if snapshot.changed and not RESETS_SOURCES.intersection(snapshot.changed):
         drawn = sum(era.draws for era in snapshot.place.eras)
         yield (
             f"the {drawn} samples drawn last before step {step}, all that wait among them, are drawn again: "
             "those that were packed are delivered twice, and none is lost"
         )
-    named = zip(Shape._fields, snapshot.shape, shape, strict=True)
+    named = zip(PackShape._fields, snapshot.shape, shape, strict=True)
     differing = ", ".join(f"contract.{name} {before} → {now}" for name, before, now in named if before != now)
-    if mark.digest != plan.digest:
+    if window.digest != plan.digest:
         yield (
             f"from step {step} on packs differ from those of the checkpoint's settings: "
             f"{differing or 'packing settings have changed'}; each target is delivered once all the same"
         )
-    if mark.packs != plan.packs:
-        yield f"from step {step} on a step has {plan.packs} micro-batches in all, before it had {mark.packs}"
+    if window.packs != plan.packs:
+        yield f"from step {step} on a step has {plan.packs} micro-batches in all, before it had {window.packs}"

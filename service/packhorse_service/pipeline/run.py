@@ -42,30 +42,30 @@ from packhorse_service.mixing.open_blocks import SourceSetting, slow_shards
 from packhorse_service.mixing.order import Mixing, SourcePlan, integer_weights
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
 from packhorse_service.mixing.source_counts import Progress, SourceCounts
-from packhorse_service.packing.consumed import Used
-from packhorse_service.packing.modes import Assembled, assembler_for
+from packhorse_service.packing.consumed_unit import ConsumedUnit
+from packhorse_service.packing.modes import PackedMicroBatch, micro_batcher_for
 from packhorse_service.packing.packer import packing_plan
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.pipeline.config_fingerprint import identify
-from packhorse_service.pipeline.provenance import Origins
-from packhorse_service.pipeline.resume import notices, taken_up
-from packhorse_service.planning.balance import CostModel, plan_step
+from packhorse_service.pipeline.config_fingerprint import fingerprint_config
+from packhorse_service.pipeline.provenance import Provenance
+from packhorse_service.pipeline.resume import adapt_snapshot, resume_warnings
+from packhorse_service.planning.balance import CostModel, assign_to_ranks
+from packhorse_service.planning.balance_window import BalanceWindow, WindowPlan, window_plan
 from packhorse_service.planning.rows import build_rows, count_loss_tokens
-from packhorse_service.planning.windows import WindowPlan, Windows, window_plan
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
-    Shape,
+    PackShape,
     StreamSnapshot,
     decode_snapshot,
     encode_snapshot,
     snapshot_bound,
 )
-from packhorse_service.snapshot.fingerprint import StreamIdentity
+from packhorse_service.snapshot.fingerprint import StreamFingerprint
 from packhorse_service.sources.shards import expand_shards
 
 __all__ = [
-    "Observer",
     "Pipeline",
+    "PipelineObserver",
     "PlannedStep",
     "StreamPlan",
     "cut_length",
@@ -89,8 +89,8 @@ class StreamPlan:
     packing: PackingPlan
     cost: CostModel
     window: WindowPlan
-    identity: StreamIdentity
-    allow_changes: frozenset[str]  # of the identity, when resuming
+    fingerprint: StreamFingerprint
+    allow_changes: frozenset[str]  # of the fingerprint, when resuming
     warnings: tuple[str, ...]
     with_keys: bool
     passes: bool = False  # read again and again, each time to its end
@@ -139,7 +139,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
         packing=packing,
         cost=cost,
         window=window_plan(config.packing.window, contract, packing, cost, config.seed),
-        identity=identify(config, tokenizer, settings, decoding, packing, cost, contract, layout),
+        fingerprint=fingerprint_config(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         allow_changes=frozenset(config.resume.allow_changes),
         warnings=(*map(str, broken), *slow_shards(settings)),
         with_keys=config.keys,
@@ -233,7 +233,7 @@ class PlannedStep:
     """
 
     step: int
-    micro_batches: Sequence[Assembled]  # in the order of the pack stream
+    micro_batches: Sequence[PackedMicroBatch]  # in the order of the pack stream
     costs: Sequence[int]  # of each
     supervised: Sequence[int]  # slots of each that are trained on
     ranks: Sequence[Sequence[int]]  # ranks[rank][index]: which micro-batch
@@ -245,32 +245,32 @@ class PlannedStep:
         return sum(map(len, self.ranks)) - len(self.micro_batches)
 
 
-class Observer(Protocol):
+class PipelineObserver(Protocol):
     """Is told what happens, in the order in which it happens; changes nothing."""
 
     def drawn(self, sample: DrawnSample) -> None:
         """A sample was drawn: it waits to be packed."""
 
-    def packed(self, micro_batch: Assembled) -> None:
+    def packed(self, micro_batch: PackedMicroBatch) -> None:
         """The next micro-batch of the pack stream."""
 
 
 class Pipeline:
     """Runs a plan: whole steps in order, from the beginning or from a snapshot."""
 
-    def __init__(self, plan: StreamPlan, engine: Engine, observer: Observer | None = None) -> None:
+    def __init__(self, plan: StreamPlan, engine: Engine, observer: PipelineObserver | None = None) -> None:
         self.plan = plan
         self._observer = observer
         joined = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
         self._blocks = BlockStore(engine)
         self._stream = SampleStream(plan.sources, self._blocks, cut_length(plan), plan.mixing, joined=joined)
         self._stream.watch = None if observer is None else observer.drawn
-        self._windows = Windows(plan.window, self._next_micro_batch, self._snapshot)
+        self._window = BalanceWindow(plan.window, self._next_micro_batch, self._snapshot)
         self.step = 0  # the next to make
         self._fresh()
 
     def _fresh(self) -> None:
-        self._assembler = assembler_for(self.plan.contract, self.plan.packing)
+        self._micro_batcher = micro_batcher_for(self.plan.contract, self.plan.packing)
         self._exhausted = False
 
     @property
@@ -286,32 +286,32 @@ class Pipeline:
 
     def next_step(self) -> FramedStep | None:
         """Make one whole step; ``None`` at the end of a finite stream."""
-        planned = self.next_plan()
+        planned = self.next_planned_step()
         return None if planned is None else self._framed(planned)
 
-    def next_plan(self) -> PlannedStep | None:
+    def next_planned_step(self) -> PlannedStep | None:
         """Which samples the next step's micro-batches hold and who gets them, without building their rows."""
-        dealt, size = self._windows.next(), self.plan.window.packs
-        if dealt is None:
+        assigned, size = self._window.next(), self.plan.window.packs
+        if assigned is None:
             return None
-        missing = size - len(dealt.micro_batches)
+        missing = size - len(assigned.micro_batches)
         if missing and self.plan.contract.remainder is Remainder.DROP:
-            self._leave_over(dealt.micro_batches)
+            self._leave_over(assigned.micro_batches)
             return None
-        supervised = list(map(count_loss_tokens, dealt.micro_batches))
-        costs = [*dealt.costs, *dealt.costs[-1:] * missing]
-        ranks = plan_step(costs, self.plan.layout.data, [*supervised, *[None] * missing])
-        planned = PlannedStep(self.step, dealt.micro_batches, dealt.costs, supervised, ranks, dealt.snapshot)
+        supervised = list(map(count_loss_tokens, assigned.micro_batches))
+        costs = [*assigned.costs, *assigned.costs[-1:] * missing]
+        ranks = assign_to_ranks(costs, self.plan.layout.data, [*supervised, *[None] * missing])
+        planned = PlannedStep(self.step, assigned.micro_batches, assigned.costs, supervised, ranks, assigned.snapshot)
         self.step += 1
         return planned
 
     def _snapshot(self, step: int) -> bytes:
         """Of the stream as it stands now, before ``step``."""
-        contract, assembler = self.plan.contract, self._assembler
-        shape = Shape(contract.seq_length, contract.segment_multiple)
-        place, mark = self._stream.place(), self.plan.window.mark()
-        snapshot = StreamSnapshot(step, place, assembler.kind, assembler.used, shape, mark)
-        return encode_snapshot(snapshot, self.plan.identity)
+        contract, micro_batcher = self.plan.contract, self._micro_batcher
+        shape = PackShape(contract.seq_length, contract.segment_multiple)
+        place, window = self._stream.place(), self.plan.window.position()
+        snapshot = StreamSnapshot(step, place, micro_batcher.consumed_unit, micro_batcher.consumed, shape, window)
+        return encode_snapshot(snapshot, self.plan.fingerprint)
 
     def _framed(self, planned: PlannedStep) -> FramedStep:
         contract, layout = self.plan.contract, self.plan.layout
@@ -320,39 +320,39 @@ class Pipeline:
             rows += [rows[-1].as_filler()] * planned.fillers
         of_ranks = [[rows[number] for number in of_rank] for of_rank in planned.ranks]
         step = frame_step(planned.step, of_ranks, planned.snapshot, contract, layout, with_keys=self.plan.with_keys)
-        step.origin = Origins(planned.micro_batches, planned.ranks, self.plan.sources)
+        step.provenance = Provenance(planned.micro_batches, planned.ranks, self.plan.sources)
         return step
 
-    def _next_micro_batch(self) -> Assembled | None:
+    def _next_micro_batch(self) -> PackedMicroBatch | None:
         """The next micro-batch; ``None`` at the end."""
-        stream, assembler = self._stream, self._assembler
-        while assembler.wants_more and not self._exhausted and not stream.crowded:
-            pieces = stream.draw(assembler.wanted)
+        stream, micro_batcher = self._stream, self._micro_batcher
+        while micro_batcher.wants_more and not self._exhausted and not stream.crowded:
+            pieces = stream.draw(micro_batcher.wanted)
             if pieces is None:
                 self._exhausted = True
                 break
             if pieces:
-                assembler.add(pieces)
-        assembled = assembler.next()
-        if assembled is None:
+                micro_batcher.add(pieces)
+        micro_batch = micro_batcher.next()
+        if micro_batch is None:
             return None
-        self._stream.settle(assembled.done)
-        for source, slots in assembled.slots_by_source().items():
+        self._stream.settle(micro_batch.finished)
+        for source, slots in micro_batch.slots_by_source().items():
             stream.count_packed(source, slots)
         if self._observer is not None:
-            self._observer.packed(assembled)
-        return assembled
+            self._observer.packed(micro_batch)
+        return micro_batch
 
     def _counts_of(self, source: int) -> SourceCounts:
         return self._stream.counts[self.plan.sources[source].plan.name]
 
-    def _leave_over(self, micro_batches: Sequence[Assembled]) -> None:
+    def _leave_over(self, micro_batches: Sequence[PackedMicroBatch]) -> None:
         """An incomplete last step is not made: what it was packed with is lost."""
         for source, slots in chain.from_iterable(each.slots_by_source().items() for each in micro_batches):
             self._counts_of(source).packed -= slots
             self._counts_of(source).left_over += slots
 
-    def _keys(self, micro_batch: Assembled) -> tuple[SampleKey, ...]:
+    def _keys(self, micro_batch: PackedMicroBatch) -> tuple[SampleKey, ...]:
         if not self.plan.with_keys:
             return ()
         sources = self.plan.sources
@@ -365,7 +365,7 @@ class Pipeline:
         """Stand at the beginning again, behind the end, which counts as a step; the snapshot of that place."""
         step = self.step + 1
         self.restore(None)
-        self._windows.begin(step)
+        self._window.begin(step)
         self.step = step
         return self._snapshot(step)
 
@@ -376,18 +376,18 @@ class Pipeline:
         """
         if snapshot is None:
             self._fresh()
-            self._windows.begin(0)
+            self._window.begin(0)
             self.step = 0
             self._stream.restart()
             return ()
         plan, contract = self.plan, self.plan.contract
-        read = decode_snapshot(snapshot, plan.identity, self._stream.first_order(), plan.allow_changes)
-        taken = taken_up(read, self._assembler.kind)
-        self._windows.begin(taken.step, taken.mark)
+        read = decode_snapshot(snapshot, plan.fingerprint, self._stream.first_order(), plan.allow_changes)
+        taken = adapt_snapshot(read, self._micro_batcher.consumed_unit)
+        self._window.begin(taken.step, taken.window)
         self._fresh()
-        self.step = taken.step + taken.mark.skip
+        self.step = taken.step + taken.window.offset
         pending = self._stream.resume(taken.place)
-        self._assembler.resume(pending, taken.used)
-        if pending and taken.kind is not Used.LOOKAHEAD:
-            self._counts_of(pending[0].source).packed += taken.used
-        return tuple(notices(read, Shape(contract.seq_length, contract.segment_multiple), plan.window))
+        self._micro_batcher.resume(pending, taken.consumed)
+        if pending and taken.consumed_unit is not ConsumedUnit.LOOKAHEAD:
+            self._counts_of(pending[0].source).packed += taken.consumed
+        return tuple(resume_warnings(read, PackShape(contract.seq_length, contract.segment_multiple), plan.window))

@@ -18,7 +18,7 @@ from operator import mul
 
 from packhorse_service.mixing.permutation import permutation, seed_of
 
-__all__ = ["CostModel", "deal_window", "plan_step"]
+__all__ = ["CostModel", "assign_to_ranks", "assign_to_steps"]
 
 Supervised = Sequence[int | None]  # slots of each pack that are trained on; None for a filler
 
@@ -42,7 +42,7 @@ class CostModel:
         return self.linear * sum(lengths) + squares
 
 
-def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
+def assign_to_steps(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
     """Deal a window's packs, given by cost, to its steps: ``dealt[step]`` are the packs of that step, in order.
 
     ``len(costs)`` is a multiple of ``steps``. Which run of a stratum a step gets is drawn from ``seed`` and the
@@ -63,7 +63,7 @@ def deal_window(costs: Sequence[int], steps: int, seed: int) -> list[list[int]]:
     return [sorted(packs) for packs in dealt]
 
 
-def plan_step(costs: Sequence[int], data_parallel: int, supervised: Supervised) -> list[list[int]]:
+def assign_to_ranks(costs: Sequence[int], data_parallel: int, supervised: Supervised) -> list[list[int]]:
     """Deal a step's packs: ``plan[rank][index]`` is the pack of that micro-batch.
 
     ``costs`` and ``supervised`` (supervised slots) are by pack, their number a multiple of ``data_parallel``.

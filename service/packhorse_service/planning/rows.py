@@ -26,7 +26,7 @@ from packhorse.rows.payload import narrowest
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.prefetched_run import Piece
-from packhorse_service.packing.modes import Assembled, Segment
+from packhorse_service.packing.modes import PackedMicroBatch, Segment
 
 __all__ = ["build_rows", "count_loss_tokens", "row_offsets"]
 
@@ -38,7 +38,7 @@ NO_LOSS, ALL_LOSS = np.array(0, np.uint8), b"\1"
 
 
 def build_rows(
-    micro_batches: Iterable[Assembled], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
+    micro_batches: Iterable[PackedMicroBatch], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
     """A row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire."""
     padding, memory = np.array(contract.pad_id, narrowest(contract.vocab_size)), _Memory()
@@ -61,7 +61,7 @@ class _Memory(dict[TokenBlock, memoryview]):
 
 
 def _row(
-    micro_batch: Assembled,
+    micro_batch: PackedMicroBatch,
     contract: ResolvedContract,
     padding: npt.NDArray[Any],
     memory: _Memory,
@@ -93,16 +93,16 @@ def _sums(counts: Iterable[int]) -> list[int]:
 # What a segment holds ----------------------------------------------------------------------------------
 
 
-def count_loss_tokens(micro_batch: Assembled) -> int:
+def count_loss_tokens(micro_batch: PackedMicroBatch) -> int:
     """Slots of a micro-batch that are trained on."""
     if all(piece.block.loss_mask is None for piece in micro_batch.pieces):
         return sum(micro_batch.slots)
     return int(np.count_nonzero(_loss_mask(_one_each(micro_batch))))
 
 
-def _one_each(micro_batch: Assembled) -> Sequence[Piece]:
+def _one_each(micro_batch: PackedMicroBatch) -> Sequence[Piece]:
     """The segments of a micro-batch, each as one piece."""
-    return list(map(_as_piece, micro_batch.segments)) if micro_batch.counts else micro_batch.pieces
+    return list(map(_as_piece, micro_batch.segments)) if micro_batch.segment_sizes else micro_batch.pieces
 
 
 def _as_piece(segment: Segment) -> Piece:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DIGEST_BYTES", "WindowMark"]
+__all__ = ["DIGEST_BYTES", "WindowPosition"]
 
 DIGEST_BYTES = 8
 
 
-class WindowMark(NamedTuple):
+class WindowPosition(NamedTuple):
     """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
 
-    skip: int  # steps of the window that lie before; 0 outside of any
+    offset: int  # steps of the window that lie before; 0 outside of any
     steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
     window: int  # as configured
     packs: int  # a step
@@ -20,4 +20,4 @@ class WindowMark(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        return self.skip == self.steps == 0 or 0 < self.skip < self.steps <= self.window
+        return self.offset == self.steps == 0 or 0 < self.offset < self.steps <= self.window

@@ -8,7 +8,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.config.serve_config import ENDLESS, ServeConfig
 from packhorse_service.mixing.order import OnEnd
 from packhorse_service.mixing.sample_stream import DrawnSample
-from packhorse_service.packing.modes import Assembled
+from packhorse_service.packing.modes import PackedMicroBatch
 from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, cut_length, make_engine, plan_stream
 from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.plan_collector import (
@@ -35,7 +35,7 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
     try:
         collector = PlanCollector(_planning(config, plan, origin))
         pipeline = Pipeline(plan, engine, _Watching(collector, plan))
-        while (planned := pipeline.next_plan()) is not None:
+        while (planned := pipeline.next_planned_step()) is not None:
             collector.planned(_facts(planned, len(plan.sources)))
             advance(collector.steps, len(collector.lengths))
             if steps is not None and collector.steps >= steps and collector.whole:
@@ -98,7 +98,7 @@ class _Watching:
         place = f"shard {shard!r}, sample {sample.key!r}"
         self._collector.drawn(sample.source, sample.epoch, sample.slots, sample.pieces, place)
 
-    def packed(self, micro_batch: Assembled) -> None:
+    def packed(self, micro_batch: PackedMicroBatch) -> None:
         self._collector.packed([piece.number for piece in micro_batch.pieces], self._plan.cost.cost(micro_batch.slots))
 
 

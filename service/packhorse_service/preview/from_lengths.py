@@ -14,7 +14,7 @@ from packhorse.rules import Case, check, errors
 from packhorse_service.mixing.over_length import CUTS, OverLength
 from packhorse_service.packing.packer import packer_for, packing_plan
 from packhorse_service.packing.packing_plan import PackingAlgorithm
-from packhorse_service.planning.balance import CostModel, deal_window, plan_step
+from packhorse_service.planning.balance import CostModel, assign_to_ranks, assign_to_steps
 from packhorse_service.preview.plan_collector import (
     PLANNED_AS,
     MicroBatchFacts,
@@ -139,7 +139,7 @@ class _LengthStream:
         while taken := list(islice(packs, size * window)):
             steps = len(taken) // size
             whole = steps * size
-            dealt = deal_window([pack.cost for pack in taken[:whole]], steps, seed=0) if steps else []
+            dealt = assign_to_steps([pack.cost for pack in taken[:whole]], steps, seed=0) if steps else []
             if len(taken) > whole and self._planning.contract.remainder is Remainder.PAD:
                 dealt.append(list(range(whole, len(taken))))
             for of_step in dealt:
@@ -149,7 +149,7 @@ class _LengthStream:
         missing = self._planning.micro_batches - len(packs)
         costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
         supervised = [*(pack.supervised for pack in packs), *[None] * missing]
-        return StepFacts(packs, plan_step(costs, self._planning.data_parallel, supervised))
+        return StepFacts(packs, assign_to_ranks(costs, self._planning.data_parallel, supervised))
 
     def _packs(self) -> Iterator[MicroBatchFacts]:
         arrivals = self._arrivals()

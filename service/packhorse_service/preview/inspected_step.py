@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from packhorse.errors import ConfigError
 from packhorse_service.config.serve_config import ServeConfig
-from packhorse_service.packing.modes import Assembled, Segment
+from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, make_engine, plan_stream
 from packhorse_service.planning.rows import row_offsets
 from packhorse_service.preview.from_lengths import Advance
@@ -98,7 +98,7 @@ def inspect_step(config: ServeConfig, base: Path, step: int, advance: Advance) -
 
 
 def _planned(pipeline: Pipeline, step: int, advance: Advance) -> PlannedStep:
-    while (planned := pipeline.next_plan()) is not None:
+    while (planned := pipeline.next_planned_step()) is not None:
         advance(pipeline.step, sum(counts.samples for counts in pipeline.counts.values()))
         if planned.step == step:
             return planned
@@ -119,7 +119,7 @@ def _placed(planned: PlannedStep, plan: StreamPlan) -> InspectedStep:
 
 
 def _micro_batch(
-    packed: Assembled, plan: StreamPlan, rank: int, index: int, number: int, *, filler: bool
+    packed: PackedMicroBatch, plan: StreamPlan, rank: int, index: int, number: int, *, filler: bool
 ) -> PlacedMicroBatch:
     contract = plan.contract
     (_, physical), *_ = row_offsets([packed.slots], contract)

@@ -141,8 +141,8 @@ class Roster:
                 return (
                     f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
                     "was delivered: the data or its rendering has changed, under the same names and sizes. The row is "
-                    f"made of {step.origin(reader.at.data, index) or 'unknown samples'}. Put back what was there, or "
-                    "begin again from a checkpoint"
+                    f"made of {step.provenance(reader.at.data, index) or 'unknown samples'}. Put back what was "
+                    "there, or begin again from a checkpoint"
                 )
             reader.last_digest = b""
         return None

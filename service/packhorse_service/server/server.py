@@ -100,7 +100,7 @@ class Server:
                         stream=plan.name,
                         layout=plan.layout,
                         contract=plan.contract,
-                        fingerprint=plan.identity.fingerprint,
+                        fingerprint=plan.fingerprint.digest,
                         readers=readers_of(plan.layout, plan.contract.readers),
                         steps_ahead=steps_ahead,
                         rejoin_after_s=rejoin_after_s,

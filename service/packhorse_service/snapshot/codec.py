@@ -3,7 +3,7 @@
     magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | eras u8 | sources u16 | pieces u32 | used u64
     | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
     | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
-    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | identity: 8 bytes a part
+    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | fingerprint: 8 bytes a part
     | each source's place (``mixing``) | one bit a piece: packed
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
@@ -24,17 +24,17 @@ from packhorse.rows.payload import bits, from_bits
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
 from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, StreamPlace
-from packhorse_service.packing.consumed import Used
-from packhorse_service.planning.window_mark import WindowMark
-from packhorse_service.snapshot.fingerprint import ANEW, StreamIdentity
+from packhorse_service.packing.consumed_unit import ConsumedUnit
+from packhorse_service.planning.window_position import WindowPosition
+from packhorse_service.snapshot.fingerprint import RESETS_SOURCES, StreamFingerprint
 
 __all__ = [
     "SNAPSHOT_LIMIT_BYTES",
-    "Shape",
+    "PackShape",
     "StreamSnapshot",
+    "at_window_offset",
     "decode_snapshot",
     "encode_snapshot",
-    "inside_window",
     "snapshot_bound",
 ]
 
@@ -42,13 +42,13 @@ SNAPSHOT_LIMIT_BYTES = 64 << 10
 MAGIC = b"PHSNAP"
 VERSION = 3
 STEP_LIMIT = 1 << 62  # as on the wire
-IDENTITY_BYTES = 64
+FINGERPRINT_BYTES = 64
 HEAD = struct.Struct("<6sHQBBHIQIII")
-MARK = struct.Struct("<HHHI8s")
+WINDOW = struct.Struct("<HHHI8s")
 ERA = struct.Struct("<II")
 
 
-class Shape(NamedTuple):
+class PackShape(NamedTuple):
     """What a packing setting is called by when it has changed."""
 
     seq_length: int
@@ -56,29 +56,33 @@ class Shape(NamedTuple):
 
 
 class StreamSnapshot(NamedTuple):
-    """The stream before ``step``, and before the ``mark.skip`` steps behind it that were delivered already."""
+    """The stream before ``step``, and before the ``window.offset`` steps behind it that were delivered already."""
 
     step: int
     place: StreamPlace
-    kind: Used
-    used: int
-    shape: Shape
-    mark: WindowMark
-    changed: Collection[str] = ()  # parts of the identity that are not those of our stream, and were asked for
+    consumed_unit: ConsumedUnit
+    consumed: int
+    shape: PackShape
+    window: WindowPosition
+    changed: Collection[str] = ()  # parts of the fingerprint that are not those of our stream, and were asked for
 
 
 def snapshot_bound(sources: int, open_shards: int) -> int:
     """Bytes that a snapshot may need: of the order, and of the bits of all that can be drawn ahead."""
-    head = HEAD.size + MARK.size + IDENTITY_BYTES + ERAS_LIMIT * ERA.size
+    head = HEAD.size + WINDOW.size + FINGERPRINT_BYTES + ERAS_LIMIT * ERA.size
     return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + PIECES_LIMIT // 8
 
 
-def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes:
+def encode_snapshot(snapshot: StreamSnapshot, fingerprint: StreamFingerprint) -> bytes:
     """A few hundred bytes: the order, and one bit for each piece drawn since."""
-    step, (order, eras, packed, checksum), kind, used, shape, mark, _ = snapshot
-    head = HEAD.pack(MAGIC, VERSION, step, kind, len(eras), len(order.sources), len(packed), used, *shape, checksum)
+    step, (order, eras, packed, checksum), consumed_unit, consumed, shape, window, _ = snapshot
+    head = HEAD.pack(
+        MAGIC, VERSION, step, consumed_unit, len(eras), len(order.sources), len(packed), consumed, *shape, checksum
+    )
     cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
-    data = b"".join((head, MARK.pack(*mark), cuts, identity.packed_order(), order.encode(), bits(packed).tobytes()))
+    data = b"".join(
+        (head, WINDOW.pack(*window), cuts, fingerprint.encoded_parts(), order.encode(), bits(packed).tobytes())
+    )
     if len(data) > SNAPSHOT_LIMIT_BYTES:
         raise ContractError(
             f"snapshot: {len(packed)} pieces were drawn since its order, which needs {len(data)} bytes of "
@@ -87,33 +91,33 @@ def encode_snapshot(snapshot: StreamSnapshot, identity: StreamIdentity) -> bytes
     return data
 
 
-def inside_window(beginning: bytes, mark: WindowMark) -> bytes:
+def at_window_offset(beginning: bytes, window: WindowPosition) -> bytes:
     """The snapshot of a place inside a window, from that of the window's beginning."""
-    return beginning[: HEAD.size] + MARK.pack(*mark) + beginning[HEAD.size + MARK.size :]
+    return beginning[: HEAD.size] + WINDOW.pack(*window) + beginning[HEAD.size + WINDOW.size :]
 
 
 def decode_snapshot(
-    data: bytes, identity: StreamIdentity, first: Order, allowed: Collection[str] = ()
+    data: bytes, fingerprint: StreamFingerprint, first: Order, allowed: Collection[str] = ()
 ) -> StreamSnapshot:
     """Read a snapshot of this very stream, or of one that differs as ``allowed`` says; ``first`` gives its sources.
 
     Raises ``ProtocolError`` for bytes that are no snapshot, ``ContractError`` for one of other data.
     """
-    least = HEAD.size + MARK.size
+    least = HEAD.size + WINDOW.size
     if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
-    magic, version, step, kind, eras, sources, pieces, used, *shape, checksum = HEAD.unpack_from(data)
-    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or kind not in set(Used):
+    magic, version, step, consumed_unit, eras, sources, pieces, consumed, *shape, checksum = HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or consumed_unit not in set(ConsumedUnit):
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
-    mark = WindowMark(*MARK.unpack_from(data, HEAD.size))
-    if not mark.possible:
-        raise ProtocolError(f"snapshot: {mark.skip} steps into a window of {mark.steps} of {mark.window} steps")
+    window = WindowPosition(*WINDOW.unpack_from(data, HEAD.size))
+    if not window.possible:
+        raise ProtocolError(f"snapshot: {window.offset} steps into a window of {window.steps} of {window.window} steps")
     cuts, rest = _eras(memoryview(data)[least:], eras)
-    parts, rest = rest[: len(identity.packed_order())], rest[len(identity.packed_order()) :]
-    changed = identity.changed(bytes(parts), allowed)
-    if ANEW.intersection(changed):
+    parts, rest = rest[: len(fingerprint.encoded_parts())], rest[len(fingerprint.encoded_parts()) :]
+    changed = fingerprint.changed(bytes(parts), allowed)
+    if RESETS_SOURCES.intersection(changed):
         begun = StreamPlace(first, cuts, np.empty(0, np.uint8))
-        return StreamSnapshot(step, begun, Used(kind), used, Shape(*shape), mark, changed)
+        return StreamSnapshot(step, begun, ConsumedUnit(consumed_unit), consumed, PackShape(*shape), window, changed)
     if sources != len(first.sources):
         raise ProtocolError(f"snapshot: of {sources} sources, here are {len(first.sources)}")
     places = []
@@ -124,7 +128,7 @@ def decode_snapshot(
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
     here = StreamPlace(Order(places, first.mixing), cuts, packed, checksum)
-    return StreamSnapshot(step, here, Used(kind), used, Shape(*shape), mark, changed)
+    return StreamSnapshot(step, here, ConsumedUnit(consumed_unit), consumed, PackShape(*shape), window, changed)
 
 
 def _eras(data: memoryview, count: int) -> tuple[list[Era], memoryview]:

@@ -14,14 +14,14 @@ from hashlib import blake2b
 
 from packhorse.errors import ContractError
 
-__all__ = ["ANEW", "CHANGES", "StreamIdentity"]
+__all__ = ["RESETS_SOURCES", "RESUMABLE_CHANGES", "StreamFingerprint"]
 
 PART_BYTES = 8
 
-ANEW = frozenset({"blocks", "order"})  # without these a place in the data has no meaning
+RESETS_SOURCES = frozenset({"blocks", "order"})  # without these a place in the data has no meaning
 
 # part of the order -> what to expect of a stream that goes on with it changed
-CHANGES: dict[str, str] = {
+RESUMABLE_CHANGES: dict[str, str] = {
     "blocks": "every source begins its data anew",
     "date": "samples are rendered with the new date",
     "manifest": "shards are taken by their number in the list, whatever their names and sizes are",
@@ -34,39 +34,39 @@ CHANGES: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StreamIdentity:
-    """``order`` holds what decides the samples and their order, ``rows`` what decides packs and ranks."""
+class StreamFingerprint:
+    """``sample_parts`` holds what decides the samples and their order, ``row_parts`` what decides packs and ranks."""
 
-    order: Mapping[str, bytes]
-    rows: Mapping[str, bytes]
+    sample_parts: Mapping[str, bytes]
+    row_parts: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, order: Mapping[str, object], rows: Mapping[str, object]) -> StreamIdentity:
+    def of(cls, sample_parts: Mapping[str, object], row_parts: Mapping[str, object]) -> StreamFingerprint:
         """From JSON-able descriptions of each part."""
-        return cls(_digests(order), _digests(rows))
+        return cls(_digests(sample_parts), _digests(row_parts))
 
     @property
-    def fingerprint(self) -> bytes:
+    def digest(self) -> bytes:
         """16 bytes: equal only where every position has the same bytes."""
-        parts = {**self.order, **self.rows}
+        parts = {**self.sample_parts, **self.row_parts}
         return blake2b(b"".join(name.encode() + parts[name] for name in sorted(parts)), digest_size=16).digest()
 
-    def packed_order(self) -> bytes:
+    def encoded_parts(self) -> bytes:
         """The digests of the parts that a snapshot depends on, in order of their names."""
-        return b"".join(self.order[name] for name in sorted(self.order))
+        return b"".join(self.sample_parts[name] for name in sorted(self.sample_parts))
 
-    def differing(self, packed_order: bytes) -> dict[str, str]:
-        """Parts of ``order`` that differ from another stream's ``packed_order``: name -> the change, as asked for."""
-        theirs = (packed_order[i * PART_BYTES : (i + 1) * PART_BYTES] for i in range(len(self.order)))
-        named = zip(sorted(self.order), theirs, strict=True)
-        return {name: f"{name}@{digest.hex()}" for name, digest in named if digest != self.order[name]}
+    def differing(self, encoded_parts: bytes) -> dict[str, str]:
+        """Return the sample parts that differ from another stream's: name -> the change, as asked for."""
+        theirs = (encoded_parts[i * PART_BYTES : (i + 1) * PART_BYTES] for i in range(len(self.sample_parts)))
+        named = zip(sorted(self.sample_parts), theirs, strict=True)
+        return {name: f"{name}@{digest.hex()}" for name, digest in named if digest != self.sample_parts[name]}
 
-    def changed(self, packed_order: bytes, allowed: Collection[str]) -> list[str]:
+    def changed(self, encoded_parts: bytes, allowed: Collection[str]) -> list[str]:
         """The parts that are not another stream's and may differ: each is asked for by its name and old digest.
 
         Raises ``ContractError`` where others differ too.
         """
-        differing = self.differing(packed_order)
+        differing = self.differing(encoded_parts)
         refused = {name: change for name, change in differing.items() if change not in allowed}
         if not refused:
             return list(differing)

@@ -38,7 +38,7 @@ class Looking:
                 stream=plan.name,
                 layout=plan.layout,
                 contract=plan.contract,
-                fingerprint=plan.identity.fingerprint,
+                fingerprint=plan.fingerprint.digest,
                 readers=readers_of(plan.layout),
             )
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packhorse_service.packing.decreasing import first_fit_decreasing
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from tests.length_streams import (
     LONG,
@@ -30,9 +30,9 @@ from tests.shared_data import shared
 COUNT = 20_000
 
 
-def packer(capacity: int, lookahead: float) -> Packer:
+def packer(capacity: int, lookahead: float) -> FifoExactTailPacker:
     """``lookahead`` in packs' worth."""
-    return Packer(PackingPlan(capacity=capacity, lookahead=int(lookahead * capacity)))
+    return FifoExactTailPacker(PackingPlan(capacity=capacity, lookahead=int(lookahead * capacity)))
 
 
 def steady_fill(lengths: Lengths, capacity: int, lookahead: int) -> float:

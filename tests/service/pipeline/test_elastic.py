@@ -270,7 +270,7 @@ def test_a_waiting_sample_that_is_over_length_now_is_skipped_under_a_budget_that
     assert 0 < waited < used
     end = decode_snapshot(
         rest[-1].snapshot,
-        new.identity,
+        new.fingerprint,
         Order([SourceOrder.at_start(source.plan) for source in new.sources], new.mixing),
     )
     since = resumed(new, rest[-1].snapshot)[0].counts["docs"].faults
@@ -466,7 +466,7 @@ def test_a_document_that_was_half_delivered_is_delivered_again_as_a_whole(tmp_pa
         resume = {"allow_changes": asked_for(error)}
         new = make_plan(tmp_path, sources, contract={"packing": "concat"}, date="2026-01-02", resume=resume)
         pipeline, _ = resumed(new, step.snapshot)
-        planned = pipeline.next_plan()
+        planned = pipeline.next_planned_step()
         assert planned is not None
         piece = planned.micro_batches[0].pieces[0]
         assert piece.begin == piece.block.offsets[piece.sample]

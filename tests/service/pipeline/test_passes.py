@@ -191,5 +191,5 @@ def test_a_stream_of_passes_is_no_part_of_the_trained_one(corpus: Corpus) -> Non
     with_it, _ = plan_streams(configured(), corpus.base)
     config = configured().model_copy(update={"streams": {}})
     (alone,) = plan_streams(config, corpus.base)
-    assert with_it.identity == alone.identity
+    assert with_it.fingerprint == alone.fingerprint
     assert [step.snapshot for step in run_plan(with_it)] == [step.snapshot for step in run_plan(alone)]

@@ -255,7 +255,7 @@ def test_a_step_can_tell_which_samples_its_rows_were_made_of(corpus: Corpus) -> 
         for rank, index in product(range(2), range(2)):
             (view,) = step.of(ViewKey(rank, 0))[index : index + 1]
             batch = Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
-            told = step.origin(rank, index)
+            told = step.provenance(rank, index)
             assert (f"; {len(batch.keys) - 8} samples more" in told) == (len(batch.keys) > 8)
             for source, shard, key in batch.keys[:8]:
                 assert f"of shard {shard!r} of source {source!r}" in told

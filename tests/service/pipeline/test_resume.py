@@ -171,7 +171,7 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
     for step in whole:
         if (step.step + 1) % plan.window.steps:
             continue
-        place = decode_snapshot(step.snapshot, plan.identity, first).place
+        place = decode_snapshot(step.snapshot, plan.fingerprint, first).place
         since = sum(era.draws for era in place.eras)
         readings = {id(reading): reading for reading in history[draws_at[step.step] - since : draws_at[step.step]]}
         between = Counter(reading.request for reading in readings.values())
@@ -249,10 +249,10 @@ def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     whole = run_plan(plan)
     write_source(tmp_path / "docs", [[30] * 60], first=2)
     again = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})
-    assert again.identity == plan.identity
+    assert again.fingerprint == plan.fingerprint
     first, told = Order([SourceOrder.at_start(s.plan) for s in plan.sources], plan.mixing), Counter[str]()
     for step in whole:
-        place = decode_snapshot(step.snapshot, plan.identity, first).place
+        place = decode_snapshot(step.snapshot, plan.fingerprint, first).place
         half_drawn = any(at.index for source in place.order.sources for at in source.open)
         if half_drawn or len(place.packed):
             with pytest.raises(ProtocolError) as error:
@@ -273,11 +273,11 @@ def test_a_refused_snapshot_leaves_the_pipeline_where_it_was(corpus: Corpus) -> 
 
 
 def mutations(corpus: Corpus) -> Iterator[tuple[Pipeline, bytes]]:
-    """Snapshots of real steps with a few bytes changed behind the identity, where nothing else would catch it."""
+    """Snapshots of real steps with a few bytes changed behind the fingerprint, where nothing else would catch it."""
     plan = corpus.plan()
     pipeline = Pipeline(plan, inline_engine(plan))
     mutate, snapshots = random.Random(2), [step.snapshot for step in run_plan(plan)]
-    head = 70 + len(plan.identity.packed_order())
+    head = 70 + len(plan.fingerprint.encoded_parts())
     for number in range(400):
         snapshot = snapshots[number % len(snapshots)]
         yield pipeline, snapshot[:head] + mutated(snapshot[head:], mutate)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.planning.balance import STRATA, CostModel, deal_window, plan_step
+from packhorse_service.planning.balance import STRATA, CostModel, assign_to_ranks, assign_to_steps
 
 
 @st.composite
@@ -30,7 +30,7 @@ STEPS = steps()
 @given(STEPS)
 def test_every_pack_is_dealt_once_and_every_rank_gets_the_same_number(step: tuple[list[int], int]) -> None:
     costs, data_parallel = step
-    plan = plan_step(costs, data_parallel, [1] * len(costs))
+    plan = assign_to_ranks(costs, data_parallel, [1] * len(costs))
     assert sorted(pack for of_rank in plan for pack in of_rank) == list(range(len(costs)))
     assert [len(of_rank) for of_rank in plan] == [len(costs) // data_parallel] * data_parallel
 
@@ -40,7 +40,8 @@ def test_the_packs_of_a_row_are_neighbours_in_cost(step: tuple[list[int], int]) 
     """No pack of a later row costs more than one of an earlier row."""
     costs, data_parallel = step
     rows = [
-        [costs[pack] for pack in row] for row in zip(*plan_step(costs, data_parallel, [1] * len(costs)), strict=True)
+        [costs[pack] for pack in row]
+        for row in zip(*assign_to_ranks(costs, data_parallel, [1] * len(costs)), strict=True)
     ]
     assert all(min(row) >= max(following) for row, following in pairwise(rows))
 
@@ -48,19 +49,19 @@ def test_the_packs_of_a_row_are_neighbours_in_cost(step: tuple[list[int], int]) 
 @given(STEPS)
 def test_equal_costs_keep_the_order_of_the_packs(step: tuple[list[int], int]) -> None:
     costs, data_parallel = step
-    plan = plan_step(costs, data_parallel, [1] * len(costs))
+    plan = assign_to_ranks(costs, data_parallel, [1] * len(costs))
     rows = [row if number % 2 == 0 else row[::-1] for number, row in enumerate(zip(*plan, strict=True))]
     dealt = [pack for row in rows for pack in row]
     assert dealt == sorted(range(len(costs)), key=lambda pack: (-costs[pack], pack))
-    assert plan == plan_step(list(costs), data_parallel, [1] * len(costs))
+    assert plan == assign_to_ranks(list(costs), data_parallel, [1] * len(costs))
 
 
 def test_rows_are_dealt_in_a_snake() -> None:
-    assert plan_step([9, 8, 7, 6, 5, 4, 3, 2, 1], 3, [1] * 9) == [[0, 5, 6], [1, 4, 7], [2, 3, 8]]
+    assert assign_to_ranks([9, 8, 7, 6, 5, 4, 3, 2, 1], 3, [1] * 9) == [[0, 5, 6], [1, 4, 7], [2, 3, 8]]
 
 
 def test_one_rank_gets_the_packs_by_cost() -> None:
-    assert plan_step([3, 9, 5], 1, [1] * 3) == [[1, 2, 0]]
+    assert assign_to_ranks([3, 9, 5], 1, [1] * 3) == [[1, 2, 0]]
 
 
 def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, float, float]:
@@ -69,7 +70,7 @@ def imbalances(seed: int, data_parallel: int, rows: int) -> tuple[float, float, 
     model = CostModel()
     packs = [random.multinomial(32_768, random.dirichlet(np.full(n, 0.3))) for n in random.integers(1, 40, 64 * rows)]
     costs = np.array([model.cost(pack.tolist()) for pack in packs[: data_parallel * rows]])
-    planned = costs[np.array(plan_step(costs.tolist(), data_parallel, [1] * len(costs)))]
+    planned = costs[np.array(assign_to_ranks(costs.tolist(), data_parallel, [1] * len(costs)))]
     naive = costs.reshape(rows, data_parallel).T
     mean = costs.sum() / data_parallel
     return (
@@ -104,7 +105,7 @@ def partly_supervised(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
 def test_no_row_is_without_supervised_slots_if_there_are_packs_enough(step: tuple[list[int], int, list[int]]) -> None:
     """And if there are not, each of those few has a row of its own."""
     costs, data_parallel, supervised = step
-    plan = plan_step(costs, data_parallel, supervised)
+    plan = assign_to_ranks(costs, data_parallel, supervised)
     assert sorted(pack for of_rank in plan for pack in of_rank) == list(range(len(costs)))
     rows = list(zip(*plan, strict=True))
     trained = sum(any(supervised[pack] for pack in row) for row in rows)
@@ -114,15 +115,15 @@ def test_no_row_is_without_supervised_slots_if_there_are_packs_enough(step: tupl
 @given(partly_supervised())
 def test_packs_are_swapped_only_where_a_row_has_no_supervised_slots(step: tuple[list[int], int, list[int]]) -> None:
     costs, data_parallel, supervised = step
-    plain = plan_step(costs, data_parallel, [1] * len(costs))
+    plain = assign_to_ranks(costs, data_parallel, [1] * len(costs))
     swapped = any(not any(supervised[pack] for pack in row) for row in zip(*plain, strict=True)) and any(supervised)
-    assert (plan_step(costs, data_parallel, supervised) != plain) <= swapped
+    assert (assign_to_ranks(costs, data_parallel, supervised) != plain) <= swapped
 
 
 def test_a_row_of_fillers_alone_needs_no_supervised_slots() -> None:
     """Nothing is trained on there whoever swaps: the balance is kept."""
-    assert plan_step([9, 9, 1, 1], 2, [5, 5, None, None]) == [[0, 3], [1, 2]]
-    assert plan_step([9, 9, 1, 1], 2, [5, 5, 0, None]) != [[0, 3], [1, 2]]
+    assert assign_to_ranks([9, 9, 1, 1], 2, [5, 5, None, None]) == [[0, 3], [1, 2]]
+    assert assign_to_ranks([9, 9, 1, 1], 2, [5, 5, 0, None]) != [[0, 3], [1, 2]]
 
 
 def test_spreading_supervision_hardly_harms_the_balance() -> None:
@@ -135,7 +136,7 @@ def test_spreading_supervision_hardly_harms_the_balance() -> None:
             supervised = [int(slots < 0.2) for slots in random.random(len(costs))]
             supervised[:8] = [1] * 8  # enough for the eight rows
             some_or_all = (supervised, [1] * len(costs))
-            plans = [plan_step(costs.astype(int).tolist(), data_parallel, of_each) for of_each in some_or_all]
+            plans = [assign_to_ranks(costs.astype(int).tolist(), data_parallel, of_each) for of_each in some_or_all]
             made, plain = (costs[np.array(plan)].max(axis=0).sum() for plan in plans)
             harm.append(made / plain)
         assert np.mean(harm) <= 1.05
@@ -157,11 +158,11 @@ def test_every_pack_of_a_window_is_dealt_once_and_every_step_gets_the_same_numbe
     window: tuple[list[int], int, int],
 ) -> None:
     costs, steps, seed = window
-    dealt = deal_window(costs, steps, seed)
+    dealt = assign_to_steps(costs, steps, seed)
     assert sorted(pack for of_step in dealt for pack in of_step) == list(range(len(costs)))
     assert [len(of_step) for of_step in dealt] == [len(costs) // steps] * steps
     assert all(of_step == sorted(of_step) for of_step in dealt), "in the order in which they came"
-    assert deal_window(list(costs), steps, seed) == dealt
+    assert assign_to_steps(list(costs), steps, seed) == dealt
 
 
 @given(windows())
@@ -172,7 +173,7 @@ def test_each_step_of_a_window_gets_one_run_of_neighbours_from_every_stratum(
     per_step = len(costs) // steps
     place = {pack: i for i, pack in enumerate(sorted(range(len(costs)), key=lambda pack: (-costs[pack], pack)))}
     edges = [per_step * stratum // STRATA * steps for stratum in range(STRATA + 1)]
-    for of_step in deal_window(costs, steps, seed) if steps > 1 else []:
+    for of_step in assign_to_steps(costs, steps, seed) if steps > 1 else []:
         places = sorted(place[pack] for pack in of_step)
         for low, high in pairwise(edges):
             run = [at for at in places if low <= at < high]
@@ -182,9 +183,9 @@ def test_each_step_of_a_window_gets_one_run_of_neighbours_from_every_stratum(
 
 def test_which_run_a_step_gets_is_drawn_anew_for_every_stratum_and_window() -> None:
     costs = list(range(64, 0, -1))
-    firsts = [tuple(of_step[0] for of_step in deal_window(costs, 4, seed)) for seed in range(40)]
+    firsts = [tuple(of_step[0] for of_step in assign_to_steps(costs, 4, seed)) for seed in range(40)]
     assert len(set(firsts)) > 12, "of the 24 orders of four steps"
-    runs = [{pack % 16 // 4 for pack in of_step} for of_step in deal_window(costs, 4, 1)]
+    runs = [{pack % 16 // 4 for pack in of_step} for of_step in assign_to_steps(costs, 4, 1)]
     assert max(map(len, runs)) > 1, "no step gets the same run of every stratum"
 
 
@@ -212,7 +213,7 @@ STREAMS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]
 def packed_costs(stream: str, seed: int, count: int) -> list[int]:
     """Costs of the first packs of a stream of lengths, at a lookahead of 64 packs."""
     random, sizes = np.random.default_rng(seed), list[int]()
-    packer = Packer(PackingPlan(capacity=SEQ_LENGTH, lookahead=64 * SEQ_LENGTH))
+    packer = FifoExactTailPacker(PackingPlan(capacity=SEQ_LENGTH, lookahead=64 * SEQ_LENGTH))
     model, costs, drawn = CostModel(), list[int](), 0
     while len(costs) < count:
         while packer.wants_more:
@@ -229,9 +230,9 @@ def synchronous_imbalance(costs: list[int], window: int, data_parallel: int, per
     found = []
     for first in range(0, len(costs), window * per_step):
         of_window = costs[first : first + window * per_step]
-        for dealt in deal_window(of_window, window, first):
+        for dealt in assign_to_steps(of_window, window, first):
             of_step = [of_window[pack] for pack in dealt]
-            rows = np.array(of_step)[np.array(plan_step(of_step, data_parallel, [1] * per_step))]
+            rows = np.array(of_step)[np.array(assign_to_ranks(of_step, data_parallel, [1] * per_step))]
             found.append(rows.max(axis=0).sum() / (rows.sum() / data_parallel))
     return float(np.mean(found))
 

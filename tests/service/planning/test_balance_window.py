@@ -111,7 +111,7 @@ def test_a_window_holds_the_packs_that_came_in_its_steps(corpus: Corpus, window:
 def test_the_micro_batches_of_a_planned_step_are_in_the_order_in_which_they_came(corpus: Corpus) -> None:
     plan = windowed(corpus, 3)
     pipeline = Pipeline(plan, inline_engine(plan))
-    while (planned := pipeline.next_plan()) is not None:
+    while (planned := pipeline.next_planned_step()) is not None:
         oldest = [min(piece.number for piece in micro_batch.pieces) for micro_batch in planned.micro_batches]
         # The packer seeds each pack with the oldest pending sample.
         assert oldest == sorted(oldest)
@@ -177,7 +177,7 @@ def test_inside_a_window_other_settings_are_refused_and_where_windows_meet_they_
             continue
         with pytest.raises(ContractError, match=said) as error:
             pipeline.restore(step.snapshot)
-        assert f"step {following} is inside a window of steps {first} … {behind - 1}, dealt with" in str(error.value)
+        assert f"step {following} is inside a window of steps {first} … {behind - 1}, assigned with" in str(error.value)
         assert f"or from step {first} or {behind}, where windows meet" in str(error.value)
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ContractError
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
-from packhorse_service.planning.balance import CostModel, plan_step
+from packhorse_service.planning.balance import CostModel, assign_to_ranks
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths
 from packhorse_service.preview.plan_report import PlanReport
@@ -55,7 +55,9 @@ def packed_by_hand(lengths: Sequence[int], options: LengthsOptions) -> list[tupl
     """(samples arrived, samples in it) of each pack, by the packer alone; no sample is over length."""
     capacity = options.seq_length // options.segment_multiple
     packs = options.lookahead or min(64, options.global_batch_size)
-    packer = Packer(PackingPlan(capacity=capacity, lookahead=packs * capacity, max_segments=options.max_segments))
+    packer = FifoExactTailPacker(
+        PackingPlan(capacity=capacity, lookahead=packs * capacity, max_segments=options.max_segments)
+    )
     made: list[tuple[int, list[int]]] = []
     arrived = 0
     while True:
@@ -136,7 +138,7 @@ def test_imbalance_is_that_of_the_costs(lengths: list[int], options: LengthsOpti
         mean = sum(costs) / ranks
         arrived = sum(max(costs[i : i + ranks]) for i in range(0, size, ranks)) / mean
         supervised = [*(sum(pack) for pack in packs[step * size : (step + 1) * size]), *[None] * missing]
-        dealt = plan_step(costs, ranks, supervised)
+        dealt = assign_to_ranks(costs, ranks, supervised)
         as_planned = sum(max(costs[pack] for pack in row) for row in zip(*dealt, strict=True)) / mean
         assert found.synchronous_before == round(arrived, 6)
         assert found.synchronous_after == round(as_planned, 6)

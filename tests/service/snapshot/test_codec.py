@@ -16,23 +16,23 @@ from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.order import Mixing, Order, SourceOrder, SourcePlan
 from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream, StreamPlace
-from packhorse_service.packing.consumed import Used
-from packhorse_service.packing.fifo_exact_tail import Packer
+from packhorse_service.packing.consumed_unit import ConsumedUnit
+from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.planning.window_mark import WindowMark
+from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
-    Shape,
+    PackShape,
     StreamSnapshot,
+    at_window_offset,
     decode_snapshot,
     encode_snapshot,
-    inside_window,
 )
-from packhorse_service.snapshot.fingerprint import StreamIdentity
+from packhorse_service.snapshot.fingerprint import StreamFingerprint
 from tests.service.corpus import MemoryCorpus, mutated
 
 PARTS: dict[str, object] = {"manifest": ["a.tar", 10], "tokenizer": "t", "rendering": None, "mixture": {"seed": 0}}
-IDENTITY = StreamIdentity.of(PARTS, {"packing": 1})
+FINGERPRINT = StreamFingerprint.of(PARTS, {"packing": 1})
 
 
 def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int | None = 5) -> list[SourcePlan]:
@@ -62,14 +62,19 @@ def place_with(bits: list[int], of: list[SourcePlan], eras: Sequence[Era] | None
     return StreamPlace(order, eras or [Era(len(bits), 64)], np.array(bits, np.uint8))
 
 
-MARK = WindowMark(0, 0, 1, 8, b"settings")
-SHAPE = Shape(seq_length=64, segment_multiple=2)
+WINDOW = WindowPosition(0, 0, 1, 8, b"settings")
+SHAPE = PackShape(seq_length=64, segment_multiple=2)
 
 
 def encoded(
-    place: StreamPlace, *, step: int = 3, kind: Used = Used.LOOKAHEAD, used: int = 0, mark: WindowMark = MARK
+    place: StreamPlace,
+    *,
+    step: int = 3,
+    consumed_unit: ConsumedUnit = ConsumedUnit.LOOKAHEAD,
+    consumed: int = 0,
+    window: WindowPosition = WINDOW,
 ) -> bytes:
-    return encode_snapshot(StreamSnapshot(step, place, kind, used, SHAPE, mark), IDENTITY)
+    return encode_snapshot(StreamSnapshot(step, place, consumed_unit, consumed, SHAPE, window), FINGERPRINT)
 
 
 def same(read: StreamSnapshot, place: StreamPlace) -> bool:
@@ -89,34 +94,44 @@ def same(read: StreamSnapshot, place: StreamPlace) -> bool:
         min_size=1,
         max_size=ERAS_LIMIT,
     ),
-    kind=st.sampled_from(Used),
-    used=st.integers(0, (1 << 64) - 1),
+    unit=st.sampled_from(ConsumedUnit),
+    consumed=st.integers(0, (1 << 64) - 1),
     count=st.integers(1, 4),
 )
 def test_a_snapshot_comes_back_as_it_was(
-    bits: list[int], step: int, eras: list[Era], kind: Used, used: int, count: int
+    bits: list[int], step: int, eras: list[Era], unit: ConsumedUnit, consumed: int, count: int
 ) -> None:
     of = plans(count)
     place = place_with(bits, of, eras)
-    read = decode_snapshot(encoded(place, step=step, kind=kind, used=used), IDENTITY, first_order(of))
-    assert (read.step, read.kind, read.used, read.shape, read.mark) == (step, kind, used, SHAPE, MARK)
+    read = decode_snapshot(
+        encoded(place, step=step, consumed_unit=unit, consumed=consumed), FINGERPRINT, first_order(of)
+    )
+    assert (read.step, read.consumed_unit, read.consumed, read.shape, read.window) == (
+        step,
+        unit,
+        consumed,
+        SHAPE,
+        WINDOW,
+    )
     assert read.changed == []
     assert same(read, place)
 
 
-@given(skip=st.integers(1, 63), rest=st.integers(1, 9), shorter=st.integers(0, 9), packs=st.integers(1, (1 << 32) - 1))
+@given(
+    offset=st.integers(1, 63), rest=st.integers(1, 9), shorter=st.integers(0, 9), packs=st.integers(1, (1 << 32) - 1)
+)
 def test_a_place_inside_a_window_comes_back_with_the_stream_at_its_beginning(
-    skip: int, rest: int, shorter: int, packs: int
+    offset: int, rest: int, shorter: int, packs: int
 ) -> None:
     of = plans()
     place = place_with([0, 1], of)
-    beginning = encoded(place, step=7, used=5)
-    mark = WindowMark(skip, skip + rest, skip + rest + shorter, packs, b"settings")
+    beginning = encoded(place, step=7, consumed=5)
+    window = WindowPosition(offset, offset + rest, offset + rest + shorter, packs, b"settings")
     outside, inside = (
-        decode_snapshot(d, IDENTITY, first_order(of)) for d in (beginning, inside_window(beginning, mark))
+        decode_snapshot(d, FINGERPRINT, first_order(of)) for d in (beginning, at_window_offset(beginning, window))
     )
-    assert (outside.mark, inside.mark) == (MARK, mark)
-    assert inside._replace(mark=MARK, place=place) == outside._replace(place=place)
+    assert (outside.window, inside.window) == (WINDOW, window)
+    assert inside._replace(window=WINDOW, place=place) == outside._replace(place=place)
     assert same(inside, place)
 
 
@@ -126,13 +141,13 @@ def test_the_bytes_of_a_snapshot_never_change() -> None:
     of[0] = SourcePlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
     eras = [Era(5, 64), Era(2, NEVER)]
     place = StreamPlace(first_order(of), eras, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8), 99)
-    assert encoded(place, kind=Used.SLOTS, used=6) == (
+    assert encoded(place, consumed_unit=ConsumedUnit.SLOTS, consumed=6) == (
         b"PHSNAP\x03\x00"
         + struct.pack("<QBBHIQ", 3, 1, 2, 1, 9, 6)
         + struct.pack("<III", 64, 2, 99)
         + struct.pack("<HHHI8s", 0, 0, 1, 8, b"settings")
         + struct.pack("<IIII", 5, 64, 2, 0)
-        + b"".join(IDENTITY.order[name] for name in ("manifest", "mixture", "rendering", "tokenizer"))
+        + b"".join(FINGERPRINT.sample_parts[name] for name in ("manifest", "mixture", "rendering", "tokenizer"))
         + struct.pack("<IIHHQQ", 0, 1, 0, 1, 0, 0)
         + struct.pack("<IQQII", 0, 0, 0, 0, 0)
         + bytes([0b00000110, 0b1])
@@ -164,7 +179,7 @@ def test_a_snapshot_is_one_bit_a_sample_drawn_since_and_32_bytes_an_open_shard_a
     lookahead: int, packs: int
 ) -> None:
     stream = realistic_stream(0, 600)
-    packer = Packer(PackingPlan(capacity=8192, lookahead=lookahead * 8192))
+    packer = FifoExactTailPacker(PackingPlan(capacity=8192, lookahead=lookahead * 8192))
     drawn, sizes = 0, []
     for _ in range(packs):
         while packer.wants_more:
@@ -188,7 +203,7 @@ def test_a_snapshot_is_one_bit_a_sample_drawn_since_and_32_bytes_an_open_shard_a
 def test_a_snapshot_of_another_stream_is_refused_with_the_part_that_differs(part: str) -> None:
     of = plans()
     data = encoded(place_with([0, 1], of))
-    other = StreamIdentity.of(PARTS | {part: "another"}, {"packing": 1})
+    other = StreamFingerprint.of(PARTS | {part: "another"}, {"packing": 1})
     with pytest.raises(ContractError) as error:
         decode_snapshot(data, other, first_order(of))
     assert f"these differ: {part};" in str(error.value)
@@ -197,7 +212,7 @@ def test_a_snapshot_of_another_stream_is_refused_with_the_part_that_differs(part
 def test_all_parts_that_differ_are_named() -> None:
     of = plans()
     data = encoded(place_with([0, 1], of))
-    other = StreamIdentity.of(PARTS | {"manifest": 1, "mixture": 2}, {})
+    other = StreamFingerprint.of(PARTS | {"manifest": 1, "mixture": 2}, {})
     with pytest.raises(ContractError, match="these differ: manifest, mixture;"):
         decode_snapshot(data, other, first_order(of))
 
@@ -207,20 +222,20 @@ def test_rows_of_another_shape_do_not_refuse_a_snapshot() -> None:
     of = plans()
     place = place_with([0, 1], of)
     data = encoded(place)
-    other = StreamIdentity.of(PARTS, {"packing": 2, "layout": "another"})
+    other = StreamFingerprint.of(PARTS, {"packing": 2, "layout": "another"})
     assert same(decode_snapshot(data, other, first_order(of)), place)
 
 
 def test_another_number_of_sources_is_refused() -> None:
     data = encoded(place_with([0, 1], plans(2)))
     with pytest.raises(ProtocolError, match="of 2 sources, here are 3"):
-        decode_snapshot(data, IDENTITY, first_order(plans(3)))
+        decode_snapshot(data, FINGERPRINT, first_order(plans(3)))
 
 
 @pytest.mark.parametrize("data", [b"", b"PHSNAP", b"x" * 200, b"PHSNAP\x02\x00" + bytes(200), bytes(1 << 20)])
 def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="snapshot"):
-        decode_snapshot(data, IDENTITY, first_order(plans()))
+        decode_snapshot(data, FINGERPRINT, first_order(plans()))
 
 
 def test_a_snapshot_cut_short_or_drawn_out_is_refused() -> None:
@@ -228,9 +243,9 @@ def test_a_snapshot_cut_short_or_drawn_out_is_refused() -> None:
     data = encoded(place_with([0, 1] * 30, of))
     for length in range(len(data)):
         with pytest.raises((ProtocolError, ContractError)):
-            decode_snapshot(data[:length], IDENTITY, first_order(of))
+            decode_snapshot(data[:length], FINGERPRINT, first_order(of))
     with pytest.raises(ProtocolError):
-        decode_snapshot(data + b"\0", IDENTITY, first_order(of))
+        decode_snapshot(data + b"\0", FINGERPRINT, first_order(of))
 
 
 def test_a_snapshot_that_promises_more_pieces_than_it_has_bits_for_is_refused() -> None:
@@ -238,7 +253,7 @@ def test_a_snapshot_that_promises_more_pieces_than_it_has_bits_for_is_refused() 
     data = bytearray(encoded(place_with([0, 1] * 30, of)))
     data[20:24] = b"\xff\xff\xff\xff"
     with pytest.raises(ProtocolError, match="4294967295 pieces"):
-        decode_snapshot(bytes(data), IDENTITY, first_order(of))
+        decode_snapshot(bytes(data), FINGERPRINT, first_order(of))
 
 
 def test_a_step_that_no_position_can_hold_is_refused() -> None:
@@ -247,7 +262,7 @@ def test_a_step_that_no_position_can_hold_is_refused() -> None:
     data = bytearray(encoded(place_with([0], of)))
     data[8:16] = b"\xff" * 8
     with pytest.raises(ProtocolError):
-        decode_snapshot(bytes(data), IDENTITY, first_order(of))
+        decode_snapshot(bytes(data), FINGERPRINT, first_order(of))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +278,7 @@ def test_impossible_eras_are_refused(eras: list[Era], said: str) -> None:
     of = plans()
     place = StreamPlace(first_order(of), eras, np.zeros(3, np.uint8))
     with pytest.raises(ProtocolError, match=said):
-        decode_snapshot(encoded(place), IDENTITY, first_order(of))
+        decode_snapshot(encoded(place), FINGERPRINT, first_order(of))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -274,7 +289,7 @@ def test_mutated_snapshots_raise_no_other_error(seed: int) -> None:
     for _ in range(6_000):
         data = mutated(honest, mutate)
         try:
-            snapshot = decode_snapshot(data, IDENTITY, first)
+            snapshot = decode_snapshot(data, FINGERPRINT, first)
         except (ProtocolError, ContractError):
             continue
         read += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from packhorse_service.snapshot.fingerprint import StreamIdentity
+from packhorse_service.snapshot.fingerprint import StreamFingerprint
 from tests.service.corpus import make_plan, write_source
 from tests.service.shards_on_disk import save_tiny_tokenizer
 
@@ -17,7 +17,7 @@ ORDER = {"manifest": [["docs", [["a.tar", 10]]]], "mixing": {"seed": 0}}
 ROWS = {"packing": {"capacity": 8}}
 
 
-# Any of these changed makes another stream. The value: the parts of the identity that must say so.
+# Any of these changed makes another stream. The value: the parts of the fingerprint that must say so.
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "seed": ({"seed": 1}, ["order"]),
     "date": ({"date": "2026-01-02"}, ["date"]),
@@ -70,7 +70,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def identity(base: Path, changes: Mapping[str, Any] | None = None) -> StreamIdentity:
+def fingerprint_of(base: Path, changes: Mapping[str, Any] | None = None) -> StreamFingerprint:
     given = dict(changes or {})
     sources: dict[str, dict[str, object]] = {
         "docs": {"shards": "docs/part-{000..001}.tar"},
@@ -78,83 +78,85 @@ def identity(base: Path, changes: Mapping[str, Any] | None = None) -> StreamIden
     }
     for name, of_source in given.pop("sources", {}).items():
         sources[name] |= of_source
-    return make_plan(base, sources, **given).identity
+    return make_plan(base, sources, **given).fingerprint
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_the_order_of_samples_changes_the_identity_and_is_named(data: Path, change: str) -> None:
+def test_what_changes_the_order_of_samples_changes_the_fingerprint_and_is_named(data: Path, change: str) -> None:
     changes, parts = CHANGES[change]
-    before, after = identity(data), identity(data, changes)
-    assert list(after.differing(before.packed_order())) == parts
-    assert after.fingerprint != before.fingerprint
+    before, after = fingerprint_of(data), fingerprint_of(data, changes)
+    assert list(after.differing(before.encoded_parts())) == parts
+    assert after.digest != before.digest
 
 
 @pytest.mark.parametrize("change", ROW_CHANGES)
 def test_what_changes_rows_alone_changes_the_fingerprint_and_no_snapshot(data: Path, change: str) -> None:
-    before, after = identity(data), identity(data, ROW_CHANGES[change])
-    assert after.fingerprint != before.fingerprint
-    assert list(after.differing(before.packed_order())) == []
+    before, after = fingerprint_of(data), fingerprint_of(data, ROW_CHANGES[change])
+    assert after.digest != before.digest
+    assert list(after.differing(before.encoded_parts())) == []
 
 
 def test_a_source_of_another_name_is_another_stream(data: Path) -> None:
     docs: dict[str, object] = {"shards": "docs/part-000.tar"}
-    one, other = (make_plan(data, {name: docs}).identity for name in ("docs", "texts"))
-    assert "manifest" in one.differing(other.packed_order())
+    one, other = (make_plan(data, {name: docs}).fingerprint for name in ("docs", "texts"))
+    assert "manifest" in one.differing(other.encoded_parts())
 
 
 def test_the_path_of_the_data_does_not_matter(data: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere" / "deeper"
     shutil.copytree(data, moved, copy_function=shutil.copyfile)  # with other times, too
-    assert identity(moved) == identity(data)
-    assert identity(moved).fingerprint == identity(data).fingerprint
+    assert fingerprint_of(moved) == fingerprint_of(data)
+    assert fingerprint_of(moved).digest == fingerprint_of(data).digest
 
 
 def test_workers_do_not_matter(data: Path) -> None:
-    assert identity(data, {"loading": {"workers": 3, "block_bytes": 4096}}) == identity(data)
+    assert fingerprint_of(data, {"loading": {"workers": 3, "block_bytes": 4096}}) == fingerprint_of(data)
 
 
 def test_a_shard_of_another_size_is_another_manifest(data: Path) -> None:
-    before = identity(data)
+    before = fingerprint_of(data)
     write_source(data / "docs", [[5, 6], [7] * 20])
-    assert list(identity(data).differing(before.packed_order())) == ["manifest"]
+    assert list(fingerprint_of(data).differing(before.encoded_parts())) == ["manifest"]
 
 
 def test_another_tokenizer_under_the_same_name_is_another_stream(data: Path) -> None:
-    before = identity(data, {"tokenizer": "tokenizer.json"})
+    before = fingerprint_of(data, {"tokenizer": "tokenizer.json"})
     path = data / "tokenizer.json"
     path.write_text(path.read_text() + "\n")
-    assert list(identity(data, {"tokenizer": "tokenizer.json"}).differing(before.packed_order())) == ["tokenizer"]
+    assert list(fingerprint_of(data, {"tokenizer": "tokenizer.json"}).differing(before.encoded_parts())) == [
+        "tokenizer"
+    ]
 
 
 def test_another_template_under_the_same_name_is_another_stream(data: Path) -> None:
     changes = {"sources": {"docs": {"chat_template": "chat.jinja"}}}
-    before = identity(data, changes)
+    before = fingerprint_of(data, changes)
     (data / "chat.jinja").write_text("{{ messages }}")
-    assert list(identity(data, changes).differing(before.packed_order())) == ["rendering"]
+    assert list(fingerprint_of(data, changes).differing(before.encoded_parts())) == ["rendering"]
 
 
 def test_special_tokens_are_part_of_the_tokenizer(data: Path) -> None:
     plain, with_end = (
-        identity(data, {"tokenizer": {"file": "tokenizer.json"} | more})
+        fingerprint_of(data, {"tokenizer": {"file": "tokenizer.json"} | more})
         for more in ({}, {"eos_token": "<|endoftext|>"})
     )
-    assert list(with_end.differing(plain.packed_order())) == ["tokenizer"]
+    assert list(with_end.differing(plain.encoded_parts())) == ["tokenizer"]
 
 
 def test_the_order_in_which_parts_are_given_does_not_matter() -> None:
-    backwards = StreamIdentity.of(dict(reversed(ORDER.items())), ROWS)
-    assert backwards.fingerprint == StreamIdentity.of(ORDER, ROWS).fingerprint
-    assert backwards.packed_order() == StreamIdentity.of(ORDER, ROWS).packed_order()
+    backwards = StreamFingerprint.of(dict(reversed(ORDER.items())), ROWS)
+    assert backwards.digest == StreamFingerprint.of(ORDER, ROWS).digest
+    assert backwards.encoded_parts() == StreamFingerprint.of(ORDER, ROWS).encoded_parts()
 
 
 def test_all_parts_that_differ_are_named() -> None:
-    other = StreamIdentity.of({"manifest": [], "mixing": {"seed": 1}}, ROWS)
-    assert list(other.differing(StreamIdentity.of(ORDER, ROWS).packed_order())) == ["manifest", "mixing"]
+    other = StreamFingerprint.of({"manifest": [], "mixing": {"seed": 1}}, ROWS)
+    assert list(other.differing(StreamFingerprint.of(ORDER, ROWS).encoded_parts())) == ["manifest", "mixing"]
     assert list(other.differing(b"")) == ["manifest", "mixing"]
 
 
 def test_the_fingerprint_of_a_description_never_changes() -> None:
-    assert StreamIdentity.of(ORDER, ROWS).fingerprint.hex() == GOLDEN_FINGERPRINT
+    assert StreamFingerprint.of(ORDER, ROWS).digest.hex() == GOLDEN_FINGERPRINT
 
 
 GOLDEN_FINGERPRINT = "36e37906802d44fdc21aa27f28cf9989"
