@@ -368,8 +368,8 @@ class Serving:
             match effect:
                 case Send(peer, message, extra):
                     self.door.send(peer, [encode(message), *extra])
-                case Make(round_, step):
-                    self._carry_out(self.session.made(round_, self._step(step), time.monotonic()))
+                case Make(generation, step):
+                    self._carry_out(self.session.made(generation, self._step(step), time.monotonic()))
 
     def _step(self, number: int) -> FramedStep | None:
         if number == max(1, len(self.steps) // WARM_UP):

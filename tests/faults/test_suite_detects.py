@@ -44,28 +44,28 @@ class Fault:
 FAULTS = {
     "no replay": Fault(
         "service/packhorse_service/protocol/stream_session.py",
-        "reader.sent, reader.heard_s, reader.left = hello.position, now, False",
-        "reader.heard_s, reader.left = now, False",
+        "reader.sent, reader.heard_s, reader.said_bye = hello.position, now, False",
+        "reader.heard_s, reader.said_bye = now, False",
         "stall_timeout",
     ),
     "acknowledgement off by one": Fault(
         "service/packhorse_service/protocol/stream_session.py",
-        "floor_moved = self.roster.acknowledge(reader, message.position)",
-        "floor_moved = self.roster.acknowledge(reader, message.position.after(self._num_microbatches))",
+        "watermark_moved = self.readers.acknowledge(reader, message.position)",
+        "watermark_moved = self.readers.acknowledge(reader, message.position.after(self._num_microbatches))",
         r"stands at \(",
     ),
     "attempt not checked": Fault(
         "service/packhorse_service/protocol/rendezvous.py",
-        "self._returning.setdefault(hello.attempt, {})",
-        "self._returning.setdefault(next(iter(self._returning), hello.attempt), {})",
+        "self._resuming.setdefault(hello.attempt, {})",
+        "self._resuming.setdefault(next(iter(self._resuming), hello.attempt), {})",
         # The other rank ends, or is left without rows.
         r"WELCOME to another attempt|rank 1 \(.*: not connected|stall_timeout",
         zombie_of_an_older_attempt,
     ),
     "floor ignored": Fault(
         "service/packhorse_service/protocol/readers.py",
-        "self.floor = min(standing)",
-        "self.floor = max(standing)",
+        "self.low_watermark = min(counts)",
+        "self.low_watermark = max(counts)",
         "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
     ),
     "snapshot one sample late": Fault(

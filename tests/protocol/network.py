@@ -96,18 +96,18 @@ class Server:
         if not self.work:
             return False
         match self.work.popleft():
-            case Make(round_, _):
-                network.server_effects(self.session.made(round_, self.stream.next_step(), network.now))
-            case Restore(round_, snapshot):
-                network.server_effects(self._restored(round_, snapshot, network.now))
+            case Make(generation, _):
+                network.server_effects(self.session.made(generation, self.stream.next_step(), network.now))
+            case Restore(generation, snapshot):
+                network.server_effects(self._restored(generation, snapshot, network.now))
         return True
 
-    def _restored(self, round_: int, snapshot: bytes | None, now: float) -> list[Effect]:
+    def _restored(self, generation: int, snapshot: bytes | None, now: float) -> list[Effect]:
         try:
             self.stream.restore(snapshot)
         except struct.error:
-            return self.session.not_restored(round_, "not a snapshot of this stream", now)
-        return self.session.restored(round_, now)
+            return self.session.not_restored(generation, "not a snapshot of this stream", now)
+        return self.session.restored(generation, now)
 
 
 @dataclass

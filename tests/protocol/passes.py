@@ -51,7 +51,7 @@ class PassServer(Server):
         make = self.work.popleft()
         step = self.stream.next_step()
         behind = self.stream.begin_pass() if step is None else b""
-        network.server_effects(self.session.made(make.round, step, network.now, behind))
+        network.server_effects(self.session.made(make.generation, step, network.now, behind))
         return True
 
 

@@ -9,7 +9,7 @@ from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.wire.messages import Hello, Reject, decode, encode
 from packhorse_service.protocol.rejection import Dismissal, rank_name, refusal
-from packhorse_service.protocol.rendezvous import PROCESSES_A_READER, Meeting
+from packhorse_service.protocol.rendezvous import PROCESSES_A_READER, Rendezvous
 from packhorse_service.protocol.stream_spec import readers_of
 from tests.client.messages import EXAMPLES
 
@@ -23,30 +23,30 @@ def hellos() -> list[Hello]:
 
 
 def test_a_connection_is_one_process_however_many_it_says_it_is() -> None:
-    meeting = Meeting(readers_of(LAYOUT))
+    rendezvous = Rendezvous(readers_of(LAYOUT))
     for hello in hellos():
-        meeting.note(b"one", hello, 0.0)
-        assert [greeting.hello.client for greeting in meeting.greetings()] == [hello.client]
-    assert len(meeting.lists()) == 2
+        rendezvous.add(b"one", hello, 0.0)
+        assert [pending.hello.client for pending in rendezvous.pending()] == [hello.client]
+    assert len(rendezvous.candidates()) == 2
 
 
 def test_connections_that_come_and_go_leave_nothing() -> None:
-    meeting = Meeting(readers_of(LAYOUT))
+    rendezvous = Rendezvous(readers_of(LAYOUT))
     for number, hello in zip(count(), hellos(), strict=False):
-        meeting.note(b"%d" % number, hello, 0.0)
-        meeting.forget(b"%d" % number)
-    assert not meeting.greetings()
-    assert len(meeting._since) <= PROCESSES_A_READER * 2 + 1
-    assert not meeting._speaks
+        rendezvous.add(b"%d" % number, hello, 0.0)
+        rendezvous.forget(b"%d" % number)
+    assert not rendezvous.pending()
+    assert len(rendezvous._first_hello_s) <= PROCESSES_A_READER * 2 + 1
+    assert not rendezvous._client_of
 
 
 def test_a_process_that_comes_back_on_another_connection_keeps_its_place() -> None:
-    meeting = Meeting(readers_of(LAYOUT))
-    meeting.note(b"before", HELLO, 0.0)
-    meeting.note(b"after", HELLO, 1.0)
-    assert [greeting.peer for greeting in meeting.greetings()] == [b"after"]
-    meeting.forget(b"before")
-    assert [greeting.peer for greeting in meeting.greetings()] == [b"after"]
+    rendezvous = Rendezvous(readers_of(LAYOUT))
+    rendezvous.add(b"before", HELLO, 0.0)
+    rendezvous.add(b"after", HELLO, 1.0)
+    assert [pending.peer for pending in rendezvous.pending()] == [b"after"]
+    rendezvous.forget(b"before")
+    assert [pending.peer for pending in rendezvous.pending()] == [b"after"]
 
 
 def reject_of(dismissal: Dismissal) -> Reject:

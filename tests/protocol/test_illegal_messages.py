@@ -102,7 +102,7 @@ def test_a_copy_that_was_changed_does_not_compare_equal(phase: Phase) -> None:
     """The comparison above looks at everything."""
     server, _ = server_in(phase)
     changed = copy.deepcopy(server.session)
-    changed.meeting.note(b"?", hello(), 1.0)
+    changed.rendezvous.add(b"?", hello(), 1.0)
     assert comparable(changed) != comparable(server.session)
     for name in ("attempt_number", "phase_since_s", "heard_s", "_said_s"):
         changed = copy.deepcopy(server.session)

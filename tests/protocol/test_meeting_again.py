@@ -156,7 +156,7 @@ def test_who_was_superseded_by_a_process_that_is_gone_takes_its_place_again() ->
     world.deliver_up(living.connection)
     (late,) = world.abandoned
     assert world.deliver_up(late)
-    assert [greeting.peer for greeting in server.session.meeting.superseded()]
+    assert [pending.peer for pending in server.session.rendezvous.replaced()]
     assert_all_end(world)
     assert second.session.attempt == living.session.attempt
 

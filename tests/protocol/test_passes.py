@@ -67,7 +67,7 @@ def test_the_next_pass_is_ready_before_it_is_asked_for_and_no_more_than_the_wind
     more_passes(network, 1)
     for client in network.clients.values():
         assert [mb.position for mb in client.waiting if mb is not None] == [(4, 0), (4, 1)]
-    assert len(network.server.session.supply.steps) <= network.server.session.spec.steps_ahead + 1
+    assert len(network.server.session.buffer.steps) <= network.server.session.spec.steps_ahead + 1
     network.tick()
     assert not network.clients[FIRST].to_client, "nothing is owed to a loop that has not asked"
 
@@ -192,8 +192,8 @@ def test_every_end_is_acknowledged_before_the_server_forgets_it() -> None:
     taking(network, FIRST, 3)
     network.turn()
     network.turn()
-    supply = network.server.session.supply
-    assert PASS_STEPS in supply.ends
+    buffer = network.server.session.buffer
+    assert PASS_STEPS in buffer.ends
     network.cut(SECOND, noticed=True)
     network.connect(SECOND)
     sent: list[Position] = []
@@ -204,7 +204,7 @@ def test_every_end_is_acknowledged_before_the_server_forgets_it() -> None:
         network.deliver_to_client(SECOND)
     assert Position(PASS_STEPS, 0) in sent
     network.settle()
-    assert PASS_STEPS not in supply.ends
+    assert PASS_STEPS not in buffer.ends
     assert_all_got(network, 2)
 
 
@@ -275,7 +275,7 @@ class Faults(RuleBasedStateMachine):
     @invariant()
     def the_server_holds_a_bounded_number_of_steps(self) -> None:
         session = self.network.server.session
-        held = len(session.supply.steps) + len(session.supply.ends)
+        held = len(session.buffer.steps) + len(session.buffer.ends)
         assert held <= session.spec.steps_ahead + 1
 
     def teardown(self) -> None:

@@ -228,7 +228,7 @@ class Schedule(RuleBasedStateMachine):
             assert len(process.ready) <= WINDOW
             assert len(process.session.snapshots) <= STEPS_AHEAD + 2
         for server in self.world.alive:
-            assert len(server.session.supply.steps) <= STEPS_AHEAD + 1
+            assert len(server.session.buffer.steps) <= STEPS_AHEAD + 1
             assert server.session.failure is None
 
     @invariant()
@@ -276,7 +276,7 @@ def can_meet(world: World) -> bool:
     """Whether one of the two rules holds for all processes, by what each knows itself."""
     processes = list(world.processes.values())
     sessions = [process.session for process in processes]
-    if any(process.error or process.left for process in processes):
+    if any(process.error or process.said_bye for process in processes):
         return False
     attempts = {session.attempt for session in sessions}
     if len(attempts) == 1 and sessions[0].attempt:
@@ -292,7 +292,7 @@ def runs(world: World) -> Iterator[bytes]:
     yield from (zombie.session.attempt for zombie in world.zombies)
     current = {process.session.identity.client for process in world.processes.values()}
     for server in world.alive:
-        died = {reader.client for reader in server.session.roster} - current
+        died = {reader.client for reader in server.session.readers} - current
         if server.session.phase is Phase.RUNNING or (server.session.phase is Phase.WELCOMING and died):
             yield server.session.attempt
 
@@ -315,7 +315,7 @@ def assert_told_why(world: World) -> None:
     for process in world.processes.values():
         if process.error is not None:
             assert isinstance(process.error, HandshakeRefused | ServerFailed), process.error
-        elif not process.left and process.session.state is not State.ENDED:
+        elif not process.said_bye and process.session.state is not State.ENDED:
             assert process.told is not None, process
             assert process.told.ranks, process
 

@@ -94,7 +94,7 @@ def test_a_slow_reader_stops_the_stream_within_the_steps_ahead() -> None:
     for _ in range(200):
         network.turn(FIRST)
     assert len(network.clients[FIRST].taken) == 2 * network.server.session.spec.steps_ahead
-    assert len(network.server.session.supply.steps) <= network.server.session.spec.steps_ahead + 1
+    assert len(network.server.session.buffer.steps) <= network.server.session.spec.steps_ahead + 1
     network.tick()
     network.deliver_to_client(FIRST)
     waiting = network.clients[FIRST].session.waiting
@@ -344,14 +344,14 @@ def test_an_acknowledgement_of_what_was_not_sent_moves_nothing() -> None:
     network = Network()
     meet(network)
     session = network.server.session
-    reader = session.roster.by_coordinates[FIRST]
-    acked, floor = reader.acked, session.roster.floor
+    reader = session.readers.by_coordinates[FIRST]
+    acked, low_watermark = reader.acked, session.readers.low_watermark
     beyond = Ack(stream="train", attempt=session.attempt, position=Position(5, 0), loop_idle_s=0.0)
     (effect,) = session.receive(reader.peer, beyond, (), 0.0)
     assert isinstance(effect, Send)
     assert isinstance(effect.message, ServerError)
     assert effect.message.code is ErrorCode.POSITION
-    assert (reader.acked, session.roster.floor) == (acked, floor)
+    assert (reader.acked, session.readers.low_watermark) == (acked, low_watermark)
 
 
 def test_an_acknowledgement_on_an_unknown_connection_is_asked_to_say_hello() -> None:
@@ -371,7 +371,7 @@ def test_a_message_without_a_row_in_the_table_leaves_the_phase_unchanged(phase: 
     meet(network)
     session = network.server.session
     session.phase = phase
-    reader = session.roster.by_coordinates[FIRST]
+    reader = session.readers.by_coordinates[FIRST]
     for client_effect in network.clients[FIRST].session.connected():
         if hasattr(client_effect, "message") and (phase, type(client_effect.message)) not in TRANSITIONS:
             raise AssertionError("HELLO is accepted in every phase")
@@ -415,7 +415,7 @@ def test_bye_before_the_attempt_is_forgotten() -> None:
     network.connect(FIRST)
     network.deliver_to_server(FIRST)
     network.server.session.receive(network.clients[FIRST].peer, Bye(stream="train"), (), 0.0)
-    assert network.server.session.meeting.missing() == [FIRST, SECOND]
+    assert network.server.session.rendezvous.missing() == [FIRST, SECOND]
 
 
 def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
@@ -472,7 +472,7 @@ def test_at_the_deadline_everybody_hears_the_same_diagnosis_and_the_next_attempt
     assert diagnosis.startswith("SEQ_LENGTH_MATCH: seq_length of rank 1 (dp1·cp0·tp0·pp0) is 16, must be 8")
     patience = network.clients[FIRST].session.identity.start_timeout_s
     network.tick(patience - 3)
-    assert network.server.session.meeting.greetings(), "not before the deadline"
+    assert network.server.session.rendezvous.pending(), "not before the deadline"
     network.tick(2)
     while network.deliver_to_client(FIRST):
         pass

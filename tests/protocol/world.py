@@ -159,7 +159,7 @@ class Process:
     ready: deque[Deliver] = field(default_factory=deque)
     finished: bool = False
     stalled: bool = False
-    left: bool = False  # said BYE
+    said_bye: bool = False  # said BYE
     error: PackhorseError | None = None
     told: Wait | None = None  # the last it heard
 
@@ -170,7 +170,7 @@ class Process:
     @property
     def absent(self) -> bool:
         """Does nothing, now or for ever."""
-        return self.stalled or self.left or self.error is not None
+        return self.stalled or self.said_bye or self.error is not None
 
     @property
     def at(self) -> Coordinates:
@@ -301,16 +301,16 @@ class World:
         message, extra = _opened(connection.up.popleft())
         self.seen.server.add((server.session.phase, type(message)))
         if isinstance(message, Ack):
-            greeted = server.session.roster.of(connection.peer)
-            if greeted is not None:
-                server.answers.setdefault(message.attempt, set()).add(greeted.client)
+            known = server.session.readers.by_peer(connection.peer)
+            if known is not None:
+                server.answers.setdefault(message.attempt, set()).add(known.client)
         self.server_effects(server, server.session.receive(connection.peer, message, extra, self.now))
         return True
 
     def deliver_down(self, process: Process) -> bool:
         """The process reads one frame."""
         connection = process.connection
-        if connection is None or not connection.down or process.stalled or process.left:
+        if connection is None or not connection.down or process.stalled or process.said_bye:
             return False
         message, extra = _opened(connection.down.popleft())
         self.seen.client.add((process.session.state, type(message)))
@@ -326,11 +326,11 @@ class World:
         if server is None or server.stalled or not server.work:
             return False
         match server.work.popleft():
-            case Make(round_, _):
-                self.server_effects(server, server.session.made(round_, server.next_step(), self.now))
-            case Restore(round_, snapshot):
+            case Make(generation, _):
+                self.server_effects(server, server.session.made(generation, server.next_step(), self.now))
+            case Restore(generation, snapshot):
                 server.step = 0 if snapshot is None else struct.unpack("<Q", snapshot)[0]
-                self.server_effects(server, server.session.restored(round_, self.now))
+                self.server_effects(server, server.session.restored(generation, self.now))
         return True
 
     def take(self, process: Process) -> bool:
@@ -370,7 +370,7 @@ class World:
         """The process leaves in order; nothing of it remains."""
         self._say(process, process.session.bye())
         self.disconnect(process)
-        process.left = True
+        process.said_bye = True
 
     def tick(self, seconds: float = 1.0) -> None:
         """Time passes for everybody who is not stalled."""
@@ -416,7 +416,7 @@ class World:
     def _send(self, server: Server, effect: ServerSend) -> None:
         if isinstance(effect.message, (Batch, End)):
             answered = server.answers.get(effect.message.attempt, set())
-            missing = {reader.client for reader in server.session.roster} - answered
+            missing = {reader.client for reader in server.session.readers} - answered
             assert not missing, "only the server that every reader has answered serves"
         connection = server.connections.get(effect.peer)
         if connection is not None and not connection.broken:

@@ -118,17 +118,17 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
     for at, finding in found.items():
         if finding.state is ReaderState.WAITING:
             past.waited_s[at] += passed_s
-    if session.supply.steps:
-        past.shown = shown_of(session.supply.steps[max(session.supply.steps)], past.shown)
+    if session.buffer.steps:
+        past.shown = shown_of(session.buffer.steps[max(session.buffer.steps)], past.shown)
     waiting = sum(finding.state.waits for finding in found.values())
     _remember(session, past, waiting, now, passed_s)
-    tally = session.tally
+    counters = session.counters
     status = StreamStatus(
         name=session.spec.stream,
         phase=StreamPhase.FAILED if session.failure is not None else StreamPhase[session.phase.name],
         phase_s=round(now - session.phase_since_s, 1) if session.phase_since_s else 0.0,
         attempt=session.attempt_number,
-        step=session.roster.floor.step,
+        step=session.readers.low_watermark.step,
         stall=stalled,
         failure=session.failure,
         contract=constant["contract"],
@@ -137,20 +137,20 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         sources=tuple(_source_statuses(producer, progress)),
         loaders=_loader_status(producer, progress, past),
         packs=past.shown.packs,
-        held=len(session.supply.steps),
+        held=len(session.buffer.steps),
         steps_ahead=session.spec.steps_ahead,
-        steps=tally.steps,
-        delivered_steps=tally.delivered_steps,
-        microbatches=tally.microbatches,
-        tokens=tally.tokens,
-        loss_tokens=tally.loss_tokens,
-        slots=tally.slots,
+        steps=counters.steps,
+        delivered_steps=counters.delivered_steps,
+        microbatches=counters.microbatches,
+        tokens=counters.tokens,
+        loss_tokens=counters.loss_tokens,
+        slots=counters.slots,
         fill=past.shown.fill,
         useful_fill=past.shown.useful_fill,
         snapshot_bytes=past.shown.snapshot_bytes,
-        replayed=tally.replayed,
-        reconnects=tally.reconnects,
-        rejects=dict(tally.rejects),
+        replayed=counters.replayed,
+        reconnects=counters.reconnects,
+        rejects=dict(counters.rejects),
         stalled_s={cause: round(seconds, 1) for cause, seconds in past.stalled_s.items()},
         history=tuple(replace(moment, age_s=round(now - at_s, 1)) for at_s, moment in past.history),
     )
@@ -167,7 +167,7 @@ def _block(progress: Progress | None) -> str:
 
 
 def _note_moves(session: StreamSession, past: _Past, now: float) -> None:
-    for reader in session.roster:
+    for reader in session.readers:
         if past.standing.get(reader.at) != reader.acked:
             past.standing[reader.at] = reader.acked
             past.moved_s[reader.at] = now
@@ -186,21 +186,21 @@ def _noted_stall(past: _Past, found: Stall | None, now: float, passed_s: float) 
 
 def _remember(session: StreamSession, past: _Past, waiting: int, now: float, passed_s: float) -> None:
     """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
-    tally, layout = session.tally, session.spec.layout
+    counters, layout = session.counters, session.spec.layout
     each = session.spec.contract.num_microbatches(layout)
-    floor = session.roster.floor
-    delivered = (floor.step * each + floor.index) * layout.data
-    mean_tokens = tally.tokens / tally.microbatches if tally.microbatches else 0.0
-    tokens, slots = tally.tokens - past.made[0], tally.slots - past.made[1]
+    low_watermark = session.readers.low_watermark
+    delivered = (low_watermark.step * each + low_watermark.index) * layout.data
+    mean_tokens = counters.tokens / counters.microbatches if counters.microbatches else 0.0
+    tokens, slots = counters.tokens - past.made[0], counters.slots - past.made[1]
     moment = Moment(
         age_s=0.0,
         tokens_per_s=round(max(0, delivered - past.delivered) * mean_tokens / passed_s) if passed_s > 0 else 0.0,
         fill=round(tokens / slots, 4) if slots else 0.0,
         waiting=waiting,
-        held=len(session.supply.steps),
+        held=len(session.buffer.steps),
     )
     past.history.append((now, moment))
-    past.delivered, past.made = delivered, (tally.tokens, tally.slots)
+    past.delivered, past.made = delivered, (counters.tokens, counters.slots)
 
 
 def _reader_statuses(
@@ -208,9 +208,9 @@ def _reader_statuses(
 ) -> Iterator[ReaderStatus]:
     """By rank."""
     each = session.spec.contract.num_microbatches(session.spec.layout)
-    furthest = max((_number(reader.acked, each) for reader in session.roster), default=0)
+    furthest = max((_number(reader.acked, each) for reader in session.readers), default=0)
     for at in sorted(found, key=session.spec.layout.rank):
-        finding, reader = found[at], session.roster.by_coordinates.get(at)
+        finding, reader = found[at], session.readers.by_coordinates.get(at)
         known = _where(session, reader, furthest, each, now) if reader is not None else {}
         yield ReaderStatus(
             rank=session.spec.layout.rank(at),

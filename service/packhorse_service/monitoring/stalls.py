@@ -56,7 +56,7 @@ class Finding:
 def in_flight(session: StreamSession, reader: Reader) -> int:
     """Micro-batches that were sent and that its loop has not taken."""
     each = session.spec.contract.num_microbatches(session.spec.layout)
-    return session.supply.between(reader.acked, reader.sent, each)
+    return session.buffer.count_between(reader.acked, reader.sent, each)
 
 
 def loop_age(reader: Reader, now: float) -> float:
@@ -70,9 +70,9 @@ def findings(
     """Of every reader of the stream. ``moved_s``: when each was first seen where it stands."""
     if session.phase in (Phase.RUNNING, Phase.ENDED):
         view = _Running(session, producing, moved_s, now)
-        return {reader.at: view.find(reader) for reader in session.roster}
-    here = {greeting.hello.reader for greeting in session.meeting.greetings()}
-    here |= {reader.at for reader in session.roster if reader.peer}
+        return {reader.at: view.find(reader) for reader in session.readers}
+    here = {pending.hello.reader for pending in session.rendezvous.pending()}
+    here |= {reader.at for reader in session.readers if reader.peer}
     why = _starting(session)
     forming = Finding(ReaderState.FORMING, Cause.STARTUP, why, now - session.phase_since_s)
     absent = Finding(ReaderState.ABSENT, Cause.STARTUP, "has not said HELLO")
@@ -85,7 +85,7 @@ def _starting(session: StreamSession) -> str:
         asked = session.asked
         return "waits for a reader's snapshot" if asked else "the stream is made again where the readers stand"
     if session.phase is Phase.WELCOMING:
-        silent = names(session, (reader.at for reader in session.roster if not reader.answered))
+        silent = names(session, (reader.at for reader in session.readers if not reader.answered))
         return f"waits for {silent} to acknowledge that the attempt begins"
     return describe(session)
 
@@ -101,7 +101,7 @@ class _Running:
 
     def find(self, reader: Reader) -> Finding:
         lost = self._lost(reader)
-        if lost or reader.left:
+        if lost or reader.said_bye:
             return lost or Finding(ReaderState.LEFT)
         age = loop_age(reader, self.now)
         if age > WORTH_NAMING_S:
@@ -114,7 +114,7 @@ class _Running:
 
     def _lost(self, reader: Reader) -> Finding | None:
         silence = self.now - reader.heard_s
-        if reader.left or self.session.phase is Phase.ENDED:
+        if reader.said_bye or self.session.phase is Phase.ENDED:
             return None
         if not reader.peer:
             why = f"its connection is gone, and nothing was heard from it for {silence:.0f} s"
@@ -124,7 +124,7 @@ class _Running:
             )
         else:
             return None
-        new = any(greeting.hello.reader == reader.at for greeting in self.session.meeting.greetings())
+        new = any(pending.hello.reader == reader.at for pending in self.session.rendezvous.pending())
         if new:
             why += "; a new process for it waits, and can only begin again together with all others"
         return Finding(ReaderState.LOST, Cause.NETWORK, why, silence)
@@ -138,20 +138,20 @@ class _Running:
                 return Finding(ReaderState.RECEIVING)  # or it is silent, as will show
             why = f"asks, and of {ready} micro-batches that were sent none has arrived for {still_s:.0f} s"
             return Finding(ReaderState.WAITING, Cause.NETWORK, why, still_s)
-        if reader.owed_since_s is None:
+        if reader.starved_since_s is None:
             return Finding(ReaderState.RECEIVING)  # it has taken all there is
-        waits_s = self.now - reader.owed_since_s
-        if reader.sent.step < self.session.roster.floor.step + self.session.spec.steps_ahead:
+        waits_s = self.now - reader.starved_since_s
+        if reader.sent.step < self.session.readers.low_watermark.step + self.session.spec.steps_ahead:
             return Finding(ReaderState.WAITING, self.producing.cause, self.producing.why, waits_s)
         slow = [at for at in _slowest(self.session) if at != reader.at]
-        why = f"waits for {names(self.session, slow)} to take step {self.session.roster.floor.step}"
+        why = f"waits for {names(self.session, slow)} to take step {self.session.readers.low_watermark.step}"
         return Finding(ReaderState.WAITING, Cause.SLOW_PEER, why, waits_s)
 
 
 def _slowest(session: StreamSession) -> Iterator[Coordinates]:
     """Whoever stands in the step that keeps the next from being made."""
-    floor: Position = session.roster.floor
-    return (reader.at for reader in session.roster if reader.acked.step == floor.step and not reader.left)
+    low_watermark: Position = session.readers.low_watermark
+    return (reader.at for reader in session.readers if reader.acked.step == low_watermark.step and not reader.said_bye)
 
 
 def stall(session: StreamSession, found: Mapping[Coordinates, Finding]) -> Stall | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from packhorse.rules import Violation
 from packhorse_service.framing import StepTotals
 
-__all__ = ["Tally"]
+__all__ = ["StreamCounters"]
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamCounters:
     """Tokens and slots are those of the steps that were made; a step made again counts again."""
 
     steps: int = 0
@@ -26,18 +26,18 @@ class Tally:
     reconnects: int = 0
     rejects: Counter[str] = field(default_factory=Counter)  # by rule
 
-    def made(self, totals: StepTotals) -> None:
+    def add_step(self, totals: StepTotals) -> None:
         self.steps += 1
         self.microbatches += totals.microbatches
         self.tokens += totals.tokens
         self.loss_tokens += totals.loss_tokens
         self.slots += totals.slots
 
-    def moved(self, again: int) -> None:
+    def add_reconnect(self, again: int) -> None:
         """A reader is back, and is sent so many micro-batches again."""
         self.reconnects += 1
         self.replayed += again
 
-    def rejected(self, violations: Iterable[Violation]) -> None:
+    def add_reject(self, violations: Iterable[Violation]) -> None:
         """One reader was refused. A rule that it broke in several fields counts once."""
         self.rejects.update({violation.rule for violation in violations})

@@ -10,50 +10,50 @@ from itertools import islice
 from packhorse.contract.position import Position
 from packhorse.wire.messages import Batch, End
 from packhorse_service.protocol.effects import Effect, Send
-from packhorse_service.protocol.readers import Reader, Roster
-from packhorse_service.protocol.step_buffer import Supply
+from packhorse_service.protocol.readers import Reader, ReaderTable
+from packhorse_service.protocol.step_buffer import StepBuffer
 
-__all__ = ["Delivery"]
+__all__ = ["Sender"]
 
 
 @dataclass(slots=True)
-class Delivery:
+class Sender:
     """From the steps that are made to the readers of one attempt; moves ``Reader.sent``.
 
-    A reader that has room for more than is made is noted in ``Roster.hungry``, so that a step that is made
-    later need not look at readers whose windows are full.
+    A reader that has room for more than is made is noted in ``ReaderTable.waiting_for_step``, so that a step that is
+    made later need not look at readers whose windows are full.
     """
 
     stream: str
     attempt: bytes
     num_microbatches: int
-    roster: Roster
-    supply: Supply
+    readers: ReaderTable
+    buffer: StepBuffer
 
-    def to(self, readers: Iterable[Reader], now: float) -> list[Effect]:
+    def send_to(self, readers: Iterable[Reader], now: float) -> list[Effect]:
         """In turn, so that no reader has its whole window before another has its next micro-batch."""
         sends: list[Effect] = []
-        due = deque((reader, self._room_for(reader)) for reader in readers)
+        due = deque((reader, self._window_left(reader)) for reader in readers)
         while due:
-            reader, upcoming = due.popleft()
-            send = next(upcoming, None)
+            reader, frames = due.popleft()
+            send = next(frames, None)
             if send is not None:
                 sends.append(send)
-                due.append((reader, upcoming))
+                due.append((reader, frames))
                 continue
-            owed = reader.sent == reader.acked and self.supply.last != reader.sent.step - 1
-            reader.owed_since_s = (reader.owed_since_s or now) if owed else None
+            owed = reader.sent == reader.acked and self.buffer.final_end != reader.sent.step - 1
+            reader.starved_since_s = (reader.starved_since_s or now) if owed else None
         return sends
 
-    def _room_for(self, reader: Reader) -> Iterator[Send]:
+    def _window_left(self, reader: Reader) -> Iterator[Send]:
         """As much of what this reader gets next as its window has room for."""
-        in_flight = self.supply.between(reader.acked, reader.sent, self.num_microbatches)
-        return islice(self._upcoming(reader), max(0, reader.window - in_flight) if reader.peer else 0)
+        in_flight = self.buffer.count_between(reader.acked, reader.sent, self.num_microbatches)
+        return islice(self._next_frames(reader), max(0, reader.window - in_flight) if reader.peer else 0)
 
-    def _upcoming(self, reader: Reader) -> Iterator[Send]:
+    def _next_frames(self, reader: Reader) -> Iterator[Send]:
         """What is made, from where this reader stands on; it counts as sent when it is asked for."""
         while True:
-            step = self.supply.steps.get(reader.sent.step)
+            step = self.buffer.steps.get(reader.sent.step)
             if step is None:
                 end = self._end_for(reader)
                 if end is None:
@@ -62,16 +62,17 @@ class Delivery:
                 continue
             for view in step.of(reader.view)[reader.sent.index :]:
                 reader.sent = after = reader.sent.after(self.num_microbatches)
-                batch = Batch(stream=self.stream, attempt=self.attempt, low_watermark=self.roster.floor, body=view.body)
+                lowest = self.readers.low_watermark
+                batch = Batch(stream=self.stream, attempt=self.attempt, low_watermark=lowest, body=view.body)
                 yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
 
     def _end_for(self, reader: Reader) -> Send | None:
         """An END counts as a step of one."""
         at = reader.sent
-        behind = self.supply.ends.get(at.step)
-        if behind is None:
-            self.roster.hungry[reader.at] = reader
+        snapshot_after = self.buffer.ends.get(at.step)
+        if snapshot_after is None:
+            self.readers.waiting_for_step[reader.at] = reader
             return None
         reader.sent = Position(at.step + 1, 0)
         end = End(stream=self.stream, attempt=self.attempt, position=at)
-        return Send(reader.peer, end, (behind,) if behind else ())
+        return Send(reader.peer, end, (snapshot_after,) if snapshot_after else ())

@@ -20,17 +20,17 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make this step; the answer is ``made`` with the same round."""
+    """Make this step; the answer is ``made`` with the same generation."""
 
-    round: int
+    generation: int
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Stand at this snapshot, or at the beginning; the answer is ``restored`` with the same round."""
+    """Stand at this snapshot, or at the beginning; the answer is ``restored`` with the same generation."""
 
-    round: int
+    generation: int
     snapshot: bytes | None
 
 

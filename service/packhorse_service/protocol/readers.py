@@ -12,10 +12,10 @@ from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse.rules import Violation
 from packhorse_service.framing import FramedStep, ViewKey, view_of
-from packhorse_service.protocol.rendezvous import Greeting
+from packhorse_service.protocol.rendezvous import PendingHello
 from packhorse_service.protocol.stream_spec import StreamSpec
 
-__all__ = ["Phase", "Reader", "Roster"]
+__all__ = ["Phase", "Reader", "ReaderTable"]
 
 log = logging.getLogger("packhorse.attempt")
 
@@ -34,10 +34,10 @@ class Reader:
 
     at: Coordinates
     peer: bytes
-    known_by: bytes  # its connection, the one that went down where ``peer`` is empty
+    last_peer: bytes  # its connection, the one that went down where ``peer`` is empty
     client: bytes
     window: int
-    acked: Position  # handed out to its loop: everything before this; moved by ``Roster.acknowledge``
+    acked: Position  # handed out to its loop: everything before this; moved by ``ReaderTable.acknowledge``
     sent: Position  # the next to send
     heard_s: float  # when it was last heard
     last_digest: bytes  # of the row before ``acked``, which another server sent; until it was compared
@@ -45,18 +45,18 @@ class Reader:
     warnings: tuple[Violation, ...]  # rules that it breaks and is served nevertheless
     loop_idle_s: float = 0.0  # since its loop last asked
     answered: bool = False  # has acknowledged its WELCOME
-    left: bool = False  # has said BYE
-    owed_since_s: float | None = None  # since when it has nothing in flight and more is to come
+    said_bye: bool = False  # has said BYE
+    starved_since_s: float | None = None  # since when it has nothing in flight and more is to come
 
     @classmethod
-    def greeted(cls, at: Coordinates, greeting: Greeting, spec: StreamSpec, now: float) -> Reader:
-        hello = greeting.hello
+    def from_hello(cls, at: Coordinates, pending: PendingHello, spec: StreamSpec, now: float) -> Reader:
+        hello = pending.hello
         trainer = hello.contract.trainer
         mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == spec.layout.pipeline - 1
         return cls(
             at=at,
-            peer=greeting.peer,
-            known_by=greeting.peer,
+            peer=pending.peer,
+            last_peer=pending.peer,
             client=hello.client,
             window=hello.window,
             acked=hello.position,
@@ -68,16 +68,16 @@ class Reader:
         )
 
 
-class Roster:
+class ReaderTable:
     """Readers by coordinates and by connection. The floor is kept, not searched: there may be thousands."""
 
-    def __init__(self, greetings: Mapping[Coordinates, Greeting], spec: StreamSpec, now: float = 0.0) -> None:
-        self.by_coordinates = {at: Reader.greeted(at, g, spec, now) for at, g in sorted(greetings.items())}
+    def __init__(self, hellos: Mapping[Coordinates, PendingHello], spec: StreamSpec, now: float = 0.0) -> None:
+        self.by_coordinates = {at: Reader.from_hello(at, g, spec, now) for at, g in sorted(hellos.items())}
         self._by_peer = {reader.peer: reader for reader in self}
-        self._standing = Counter(reader.acked for reader in self)
-        self.floor = min(self._standing, default=Position(0, 0))
-        self._silent = len(self.by_coordinates)
-        self.hungry: dict[Coordinates, Reader] = {}  # their windows have room for what is not made yet
+        self._acked_counts = Counter(reader.acked for reader in self)
+        self.low_watermark = min(self._acked_counts, default=Position(0, 0))
+        self._unanswered = len(self.by_coordinates)
+        self.waiting_for_step: dict[Coordinates, Reader] = {}  # their windows have room for what is not made yet
         for warning in dict.fromkeys(warning for reader in self for warning in reader.warnings):
             log.warning("stream %r: %s", spec.stream, warning)
 
@@ -87,44 +87,44 @@ class Roster:
     def __len__(self) -> int:
         return len(self.by_coordinates)
 
-    def of(self, peer: bytes) -> Reader | None:
+    def by_peer(self, peer: bytes) -> Reader | None:
         return self._by_peer.get(peer)
 
-    def answer(self, reader: Reader) -> bool:
+    def mark_answered(self, reader: Reader) -> bool:
         """A WELCOME was acknowledged; whether all have been."""
-        self._silent -= not reader.answered
+        self._unanswered -= not reader.answered
         reader.answered = True
-        return self._silent == 0
+        return self._unanswered == 0
 
     def acknowledge(self, reader: Reader, position: Position) -> bool:
         """A reader moved; whether the floor did."""
-        before, standing = reader.acked, self._standing
+        before, counts = reader.acked, self._acked_counts
         if position == before:
             return False
         reader.last_digest = b""  # it has gone on from there
         reader.acked = position
-        standing[position] += 1
-        standing[before] -= 1
-        if standing[before]:
+        counts[position] += 1
+        counts[before] -= 1
+        if counts[before]:
             return False
-        del standing[before]
-        if before != self.floor:
+        del counts[before]
+        if before != self.low_watermark:
             return False
-        self.floor = min(standing)
+        self.low_watermark = min(counts)
         return True
 
-    def take_hungry(self) -> list[Reader]:
+    def take_waiting(self) -> list[Reader]:
         """Those that wait for a step to be made, which now is."""
-        waiting, self.hungry = self.hungry, {}
+        waiting, self.waiting_for_step = self.waiting_for_step, {}
         return list(waiting.values())
 
     def move(self, reader: Reader, peer: bytes) -> None:
         """A reader is on another connection."""
-        del self._by_peer[reader.known_by]
+        del self._by_peer[reader.last_peer]
         self._by_peer[peer] = reader
-        reader.peer = reader.known_by = peer
+        reader.peer = reader.last_peer = peer
 
-    def lose(self, peer: bytes) -> None:
+    def disconnect(self, peer: bytes) -> None:
         """A connection is gone. What it said before, a BYE even, may still wait to be read."""
         reader = self._by_peer.get(peer)
         if reader is not None:
@@ -147,10 +147,10 @@ class Roster:
             reader.last_digest = b""
         return None
 
-    def all_behind(self, last: int) -> bool:
+    def all_past(self, last: int) -> bool:
         """Whether every reader has taken the END at step ``last``, or left."""
-        return all(reader.left or reader.acked.step > last for reader in self)
+        return all(reader.said_bye or reader.acked.step > last for reader in self)
 
     @property
-    def all_left(self) -> bool:
-        return len(self) > 0 and all(reader.left for reader in self)
+    def all_said_bye(self) -> bool:
+        return len(self) > 0 and all(reader.said_bye for reader in self)

@@ -20,7 +20,7 @@ from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
 from packhorse.wire.messages import NO_ATTEMPT, Hello
 
-__all__ = ["Formation", "Greeting", "Meeting"]
+__all__ = ["PendingHello", "Quorum", "Rendezvous"]
 
 
 EARLY_S = 2.0
@@ -29,7 +29,7 @@ PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
 NAMED = 8  # readers of one place, in a message
 
 
-class Greeting(NamedTuple):
+class PendingHello(NamedTuple):
     """A HELLO, the connection it came by, and its place in the order of arrival."""
 
     peer: bytes
@@ -40,16 +40,16 @@ class Greeting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
+class Quorum:
     """All readers of a stream, and the attempt they form: an old one's name, or none for a new one."""
 
     attempt: bytes
-    greetings: Mapping[Coordinates, Greeting]
+    hellos: Mapping[Coordinates, PendingHello]
 
     @property
     def lowest(self) -> Position:
         """The position furthest behind."""
-        return min(greeting.hello.position for greeting in self.greetings.values())
+        return min(pending.hello.position for pending in self.hellos.values())
 
     @property
     def compared_from(self) -> int:
@@ -57,12 +57,12 @@ class Formation:
 
         Readers mostly stand at the end of a step when a server is gone: that row is of the step before.
         """
-        hellos = [greeting.hello for greeting in self.greetings.values()]
+        hellos = [pending.hello for pending in self.hellos.values()]
         return min(hello.position.step - bool(hello.last_digest and not hello.position.index) for hello in hellos)
 
     @property
     def latest(self) -> int:
-        return max(greeting.arrival for greeting in self.greetings.values())
+        return max(pending.arrival for pending in self.hellos.values())
 
     def newest_snapshot(self) -> tuple[int, bytes, bytes]:
         """(step, digest, connection of a reader that holds it) of the newest snapshot that serves everybody.
@@ -77,185 +77,183 @@ class Formation:
         step = max((step for step in held if step <= self.compared_from), default=max(held))
         if len(held[step]) > 1:
             raise ContractError(f"readers hold different snapshots before step {step}: their checkpoints differ")
-        ((digest, greeting),) = held[step].items()
-        return step, digest, greeting.peer
+        ((digest, pending),) = held[step].items()
+        return step, digest, pending.peer
 
-    def _snapshots(self) -> dict[int, dict[bytes, Greeting]]:
+    def _snapshots(self) -> dict[int, dict[bytes, PendingHello]]:
         """step -> digest -> a reader that holds it, of snapshots at or below every position."""
-        held: dict[int, dict[bytes, Greeting]] = {}
+        held: dict[int, dict[bytes, PendingHello]] = {}
         lowest = self.lowest.step
-        for greeting in self.greetings.values():
-            for ref in greeting.hello.snapshots:
+        for pending in self.hellos.values():
+            for ref in pending.hello.snapshots:
                 if ref.step <= lowest:
-                    held.setdefault(ref.step, {}).setdefault(ref.digest, greeting)
+                    held.setdefault(ref.step, {}).setdefault(ref.digest, pending)
         return held
 
 
-List = dict[Coordinates, Greeting]
+Candidates = dict[Coordinates, PendingHello]
 
 
 @dataclass(slots=True)
-class Meeting:
+class Rendezvous:
     """The latest HELLO of each reader, in the lists of the rules that it can serve."""
 
     readers: frozenset[Coordinates]
     _arrivals: int = 0
-    _returning: dict[bytes, List] = field(default_factory=dict)  # by attempt: a zombie's completes no other
-    _beginning: List = field(default_factory=dict)
-    _superseded: dict[bytes, Greeting] = field(default_factory=dict)  # by client: another process came for its reader
-    _since: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
-    _speaks: dict[bytes, bytes] = field(default_factory=dict)  # connection -> the client that said HELLO on it
+    _resuming: dict[bytes, Candidates] = field(default_factory=dict)  # by attempt: a zombie's completes no other
+    _fresh_start: Candidates = field(default_factory=dict)
+    _replaced: dict[bytes, PendingHello] = field(default_factory=dict)  # by client: another process came for its reader
+    _first_hello_s: dict[bytes, float] = field(default_factory=dict)  # client -> its first HELLO
+    _client_of: dict[bytes, bytes] = field(default_factory=dict)  # connection -> the client that said HELLO on it
     _ran: list[bytes] = field(default_factory=list)  # attempts that ran here; all but the last are over
 
-    def note(self, peer: bytes, hello: Hello, now: float) -> Greeting | None:
+    def add(self, peer: bytes, hello: Hello, now: float) -> PendingHello | None:
         """Remember a HELLO, in place of what its process said before; returns another process's that it replaces."""
-        if self._speaks.get(peer, hello.client) != hello.client:
+        if self._client_of.get(peer, hello.client) != hello.client:
             self.forget(peer)  # one connection is one process: it takes the place of what it said it was
         self._withdraw(hello)
         self._arrivals += 1
-        greeting = self._greeting(peer, hello, now)
-        lists = [] if hello.has_handed_out else [self._beginning]
+        pending = self._pending(peer, hello, now)
+        lists = [] if hello.has_handed_out else [self._fresh_start]
         if hello.attempt not in (NO_ATTEMPT, *self._ran[:-1]):
-            lists.append(self._returning.setdefault(hello.attempt, {}))
+            lists.append(self._resuming.setdefault(hello.attempt, {}))
         replaced = [known[hello.reader] for known in lists if hello.reader in known]
         for known in lists:
-            known[hello.reader] = greeting
-        self._superseded |= {earlier.hello.client: earlier for earlier in replaced}
+            known[hello.reader] = pending
+        self._replaced |= {earlier.hello.client: earlier for earlier in replaced}
         return replaced[0] if replaced else None
 
-    def superseded(self) -> list[Greeting]:
+    def replaced(self) -> list[PendingHello]:
         """Processes that are out once those that came later for their readers have met the others."""
-        return list(self._superseded.values())
+        return list(self._replaced.values())
 
-    def reinstated(self) -> list[Greeting]:
+    def restored(self) -> list[PendingHello]:
         """Superseded processes whose later ones are gone: they shall say HELLO again."""
-        claimed = {greeting.hello.reader for known in self.lists() for greeting in known.values()}
-        back = [greeting for greeting in self.superseded() if greeting.hello.reader not in claimed]
-        for greeting in back:
-            del self._superseded[greeting.hello.client]
+        claimed = {pending.hello.reader for known in self.candidates() for pending in known.values()}
+        back = [pending for pending in self.replaced() if pending.hello.reader not in claimed]
+        for pending in back:
+            del self._replaced[pending.hello.client]
         return back
 
     def _withdraw(self, hello: Hello) -> None:
         """Its process has said something else before."""
-        self._superseded.pop(hello.client, None)
-        for known in self.lists():
+        self._replaced.pop(hello.client, None)
+        for known in self.candidates():
             if hello.reader in known and known[hello.reader].hello.client == hello.client:
                 del known[hello.reader]
 
-    def _greeting(self, peer: bytes, hello: Hello, now: float) -> Greeting:
+    def _pending(self, peer: bytes, hello: Hello, now: float) -> PendingHello:
         """It hears the reason a little before it gives up by itself; saying HELLO again does not put that off."""
-        if max(len(self._since), len(self._speaks)) > PROCESSES_A_READER * len(self.readers):
+        if max(len(self._first_hello_s), len(self._client_of)) > PROCESSES_A_READER * len(self.readers):
             self._forget_times()
-        self._speaks[peer] = hello.client
-        since = self._since.setdefault(hello.client, now)
+        self._client_of[peer] = hello.client
+        since = self._first_hello_s.setdefault(hello.client, now)
         until = since + hello.start_timeout_s - min(EARLY_S, hello.start_timeout_s / 4)
-        return Greeting(peer, hello, self._arrivals, since, until)
+        return PendingHello(peer, hello, self._arrivals, since, until)
 
-    def _drop(self, gone: Callable[[Greeting], bool]) -> None:
-        for known in self.lists():
-            for at in [at for at, greeting in known.items() if gone(greeting)]:
+    def _drop(self, gone: Callable[[PendingHello], bool]) -> None:
+        for known in self.candidates():
+            for at in [at for at, pending in known.items() if gone(pending)]:
                 del known[at]
-        self._returning = {attempt: known for attempt, known in self._returning.items() if known}
-        self._superseded = {client: earlier for client, earlier in self._superseded.items() if not gone(earlier)}
+        self._resuming = {attempt: known for attempt, known in self._resuming.items() if known}
+        self._replaced = {client: earlier for client, earlier in self._replaced.items() if not gone(earlier)}
 
     def forget(self, peer: bytes) -> None:
         """This connection's reader has left."""
-        self._speaks.pop(peer, None)
-        self._drop(lambda greeting: greeting.peer == peer)
+        self._client_of.pop(peer, None)
+        self._drop(lambda pending: pending.peer == peer)
 
-    def runs(self, attempt: bytes, clients: Container[bytes]) -> None:
-        """These processes have met, and who was superseded is out; whoever else waits goes on waiting."""
+    def attempt_started(self, attempt: bytes, clients: Container[bytes]) -> None:
+        """These processes have met, and who was replaced is out; whoever else waits goes on waiting."""
         if attempt not in self._ran:
             self._ran = [*self._ran[1 - ATTEMPTS_KNOWN :], attempt]
             for earlier in self._ran[:-1]:
-                self._returning.pop(earlier, None)
-        self._superseded.clear()
-        self._drop(lambda greeting: greeting.hello.client in clients)
+                self._resuming.pop(earlier, None)
+        self._replaced.clear()
+        self._drop(lambda pending: pending.hello.client in clients)
         self._forget_times()
 
     def _forget_times(self) -> None:
-        waiting = {greeting.hello.client for greeting in self.greetings()}
-        self._since = {client: since for client, since in self._since.items() if client in waiting}
-        self._speaks = {peer: client for peer, client in self._speaks.items() if client in waiting}
+        waiting = {pending.hello.client for pending in self.pending()}
+        self._first_hello_s = {client: since for client, since in self._first_hello_s.items() if client in waiting}
+        self._client_of = {peer: client for peer, client in self._client_of.items() if client in waiting}
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Everybody was told to leave; who has not heard it, and says HELLO again, is as late as before."""
-        self._returning.clear()
-        self._beginning.clear()
-        self._superseded.clear()
+        self._resuming.clear()
+        self._fresh_start.clear()
+        self._replaced.clear()
 
     # Who is here -------------------------------------------------------------------------------------
 
-    def lists(self) -> list[List]:
+    def candidates(self) -> list[Candidates]:
         """The lists of both rules, the fullest first."""
-        return sorted([self._beginning, *self._returning.values()], key=len, reverse=True)
+        return sorted([self._fresh_start, *self._resuming.values()], key=len, reverse=True)
 
-    def greetings(self) -> list[Greeting]:
+    def pending(self) -> list[PendingHello]:
         """Every process that has said HELLO and waits."""
-        listed = {greeting.peer: greeting for known in self.lists() for greeting in known.values()}
-        return [*listed.values(), *(earlier for earlier in self.superseded() if earlier.peer not in listed)]
+        listed = {pending.peer: pending for known in self.candidates() for pending in known.values()}
+        return [*listed.values(), *(earlier for earlier in self.replaced() if earlier.peer not in listed)]
 
-    def waited(self, now: float) -> float:
+    def waited_s(self, now: float) -> float:
         """How long the first of those that wait has waited."""
-        return now - min((greeting.since_s for greeting in self.greetings()), default=now)
+        return now - min((pending.since_s for pending in self.pending()), default=now)
 
     def is_over(self, hello: Hello) -> bool:
         """Whether its process is of an attempt that ran here before a later one: its job has been begun again."""
         return hello.has_handed_out and hello.attempt in self._ran[:-1]
 
-    def waits(self, peer: bytes, hello: Hello) -> bool:
+    def already_said(self, peer: bytes, hello: Hello) -> bool:
         """Whether just this was said by this connection already."""
-        return any((greeting.peer, greeting.hello) == (peer, hello) for greeting in self.greetings())
+        return any((pending.peer, pending.hello) == (peer, hello) for pending in self.pending())
 
     def overdue(self, now: float) -> bool:
         """Whether one that waits would give up about now."""
-        return any(now >= greeting.until_s for greeting in self.greetings())
+        return any(now >= pending.until_s for pending in self.pending())
 
-    def absent(self, known: Container[Coordinates]) -> list[Coordinates]:
+    def absent_from(self, known: Container[Coordinates]) -> list[Coordinates]:
         """The readers that a list is without."""
         return sorted(at for at in self.readers if at not in known)
 
     def missing(self) -> list[Coordinates]:
         """The readers that no process has said HELLO for."""
-        return self.absent({greeting.hello.reader for greeting in self.greetings()})
+        return self.absent_from({pending.hello.reader for pending in self.pending()})
 
     def disagreement(self) -> list[str]:
         """Where all readers are here and yet no attempt forms: who stands where, and with which snapshot."""
         if self.missing():
             return []
         places: dict[str, list[str]] = {}
-        for hello in sorted((greeting.hello for greeting in self.greetings()), key=lambda hello: hello.reader):
-            places.setdefault(_stands(hello), []).append(str(hello.reader))
+        for hello in sorted((pending.hello for pending in self.pending()), key=lambda hello: hello.reader):
+            places.setdefault(_place_of(hello), []).append(str(hello.reader))
         return [f"{_listed(readers)} at {place}" for place, readers in places.items()]
 
-    def formed(self) -> Formation | None:
+    def quorum(self) -> Quorum | None:
         """The attempt that forms now, if any.
 
         Where several lists are complete, the one with the latest HELLO wins: a process that started since
         tells that the others' attempt is over for it. Where no such process is, the lists are the same.
         """
         complete = [
-            Formation(attempt, dict(known))
-            for attempt, known in self._returning.items()
-            if known.keys() == self.readers
+            Quorum(attempt, dict(known)) for attempt, known in self._resuming.items() if known.keys() == self.readers
         ]
-        if self._beginning.keys() == self.readers:
-            starts = {_begins_at(greeting.hello) for greeting in self._beginning.values()}
+        if self._fresh_start.keys() == self.readers:
+            starts = {_start_of(pending.hello) for pending in self._fresh_start.values()}
             if len(starts) == 1:
-                complete.append(Formation(NO_ATTEMPT, dict(self._beginning)))
-        return max(complete, key=lambda formation: formation.latest, default=None)
+                complete.append(Quorum(NO_ATTEMPT, dict(self._fresh_start)))
+        return max(complete, key=lambda quorum: quorum.latest, default=None)
 
 
-def _begins_at(hello: Hello) -> tuple[Position, bytes]:
+def _start_of(hello: Hello) -> tuple[Position, bytes]:
     """The start and the digest of the snapshot it needs; the origin needs none."""
     if hello.start == ORIGIN:
         return hello.start, b""
     return hello.start, next((ref.digest for ref in hello.snapshots if ref.step == hello.start.step), b"")
 
 
-def _stands(hello: Hello) -> str:
+def _place_of(hello: Hello) -> str:
     """A reader's place for people, with all that must be the same for an attempt to form."""
-    _, snapshot = _begins_at(hello)
+    _, snapshot = _start_of(hello)
     place = f"{tuple(hello.position)}" + (f" with snapshot {snapshot.hex()[:8]}" if snapshot else "")
     return f"{place} of attempt {hello.attempt.hex()[:8]}" if hello.has_handed_out else place
 

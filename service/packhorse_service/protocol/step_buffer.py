@@ -11,36 +11,36 @@ from dataclasses import dataclass, field
 from packhorse.contract.position import Position
 from packhorse_service.framing import FramedStep
 
-__all__ = ["Supply"]
+__all__ = ["StepBuffer"]
 
 
-NOWHERE = -1
+UNKNOWN = -1
 
 
 @dataclass(slots=True)
-class Supply:
+class StepBuffer:
     steps_ahead: int
     steps: dict[int, FramedStep] = field(default_factory=dict)
     ends: dict[int, bytes] = field(default_factory=dict)  # where an END stands -> the snapshot behind it
     next_step: int = 0  # the next to be asked for
-    making: bool = False
-    round: int = 0  # counts resets: what was asked for in an earlier round is not this stream's any more
-    last: int | None = None  # where the END stands that nothing follows
+    in_progress: bool = False
+    generation: int = 0  # counts resets: what was asked for in an earlier round is not this stream's any more
+    final_end: int | None = None  # where the END stands that nothing follows
 
     def holds(self, step: int) -> bool:
         """Whether the stream can go on from ``step`` without being made again."""
         return step in self.steps or step in self.ends or step == self.next_step
 
-    def lose(self) -> None:
+    def invalidate(self) -> None:
         """Nobody knows where the pipeline stands: whoever comes next has it restored."""
-        self.reset(NOWHERE)
+        self.reset(UNKNOWN)
 
     def reset(self, step: int) -> None:
         """The stream is made again from ``step`` on."""
         self.steps.clear()
         self.ends.clear()
-        self.next_step, self.making, self.last = step, False, None
-        self.round += 1
+        self.next_step, self.in_progress, self.final_end = step, False, None
+        self.generation += 1
 
     def release(self, before: int) -> int:
         """Every reader has taken the steps before this one; how many of those that are held, ends aside."""
@@ -51,32 +51,32 @@ class Supply:
             del self.steps[step]
         return len(taken)
 
-    def between(self, begin: Position, end: Position, num_microbatches: int) -> int:
+    def count_between(self, begin: Position, end: Position, num_microbatches: int) -> int:
         """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""
         ends = sum(begin.step <= step < end.step for step in self.ends) if self.ends else 0
         return (end.step - begin.step - ends) * num_microbatches + ends + end.index - begin.index
 
-    def ask(self, lowest: int) -> int | None:
+    def claim_next(self, lowest: int) -> int | None:
         """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
         if (
-            self.next_step == NOWHERE
-            or self.making
-            or self.last is not None
+            self.next_step == UNKNOWN
+            or self.in_progress
+            or self.final_end is not None
             or self.next_step >= lowest + self.steps_ahead
         ):
             return None
-        self.making = True
+        self.in_progress = True
         return self.next_step
 
-    def made(self, step: FramedStep | None, behind: bytes = b"") -> None:
+    def add(self, step: FramedStep | None, snapshot_after: bytes = b"") -> None:
         """The step asked for; ``None`` where END stands in its place.
 
-        ``behind`` is the snapshot behind END, where another pass follows.
+        ``snapshot_after`` is the snapshot behind END, where another pass follows.
         """
-        self.making = False
+        self.in_progress = False
         if step is not None:
             self.steps[step.step] = step
         else:
-            self.ends[self.next_step] = behind
-            self.last = None if behind else self.next_step
-        self.next_step += self.last is None
+            self.ends[self.next_step] = snapshot_after
+            self.final_end = None if snapshot_after else self.next_step
+        self.next_step += self.final_end is None

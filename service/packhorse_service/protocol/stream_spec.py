@@ -14,7 +14,7 @@ from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, PROTOCOL_VERSION, Hello, Welcome
 from packhorse_service.protocol.rejection import refusal
-from packhorse_service.protocol.rendezvous import Formation, Meeting
+from packhorse_service.protocol.rendezvous import Quorum, Rendezvous
 
 __all__ = ["StreamSpec", "disagreements", "dismissals", "readers_of"]
 
@@ -103,14 +103,14 @@ def _declared(contract: BatchContract) -> dict[str, object]:
     return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
 
 
-def dismissals(meeting: Meeting, formation: Formation | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:
+def dismissals(rendezvous: Rendezvous, quorum: Quorum | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:
     """All are here, and declare different contracts: whom to refuse, each by its connection."""
-    greetings = formation.greetings if formation else {}
-    violations = tuple(disagreements({at: greeting.hello for at, greeting in greetings.items()}))
+    hellos = quorum.hellos if quorum else {}
+    violations = tuple(disagreements({at: pending.hello for at, pending in hellos.items()}))
     if violations:
-        for greeting in greetings.values():
-            meeting.forget(greeting.peer)
-            yield greeting.peer, violations
+        for pending in hellos.values():
+            rendezvous.forget(pending.peer)
+            yield pending.peer, violations
 
 
 NAMED = 4  # readers that differ, in a message

@@ -25,19 +25,19 @@ log = logging.getLogger("packhorse.producer")
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    round: int
+    generation: int
     step: FramedStep | None
-    behind: bytes = b""  # the snapshot behind the end of a pass
+    snapshot_after: bytes = b""  # the snapshot behind the end of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    round: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotRestored:
-    round: int
+    generation: int
     message: str
 
 
@@ -101,14 +101,14 @@ class Producer(threading.Thread):
     def _carry_out(self, request: Make | Restore) -> Result:
         pipeline = self._pipeline = self._pipeline or Pipeline(self.plan, self._engine)
         match request:
-            case Make(round_, _):
+            case Make(generation, _):
                 step = pipeline.next_step()
                 ends_pass = step is None and self.plan.passes
-                return Made(round_, step, pipeline.begin_pass() if ends_pass else b"")
-            case Restore(round_, snapshot):
+                return Made(generation, step, pipeline.begin_pass() if ends_pass else b"")
+            case Restore(generation, snapshot):
                 try:
                     for notice in pipeline.restore(snapshot):
                         log.warning("resuming: %s", notice)
                 except (ContractError, ProtocolError) as error:
-                    return NotRestored(round_, str(error))
-                return Restored(round_)
+                    return NotRestored(generation, str(error))
+                return Restored(generation)

@@ -276,7 +276,7 @@ class Server:
         """There is no such stream here; say which there are."""
         want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
         violations = (refusal("STREAM", "stream", want, message.stream, remedy),)
-        self._first.session.tally.rejected(violations)
+        self._first.session.counters.add_reject(violations)
         self._carry_out(self._first, [Send(peer, Reject(stream=message.stream, violations=violations))])
 
     def _take_results(self, now: float) -> None:
@@ -287,12 +287,12 @@ class Server:
     def _take_result(self, stream: Served, now: float) -> None:
         session = stream.session
         match stream.producer.results.get():
-            case Made(round_, step, behind):
-                self._carry_out(stream, session.made(round_, step, now, behind))
-            case Restored(round_):
-                self._carry_out(stream, session.restored(round_, now))
-            case NotRestored(round_, message):
-                self._carry_out(stream, session.not_restored(round_, message, now))
+            case Made(generation, step, snapshot_after):
+                self._carry_out(stream, session.made(generation, step, now, snapshot_after))
+            case Restored(generation):
+                self._carry_out(stream, session.restored(generation, now))
+            case NotRestored(generation, message):
+                self._carry_out(stream, session.not_restored(generation, message, now))
             case Failed(message):
                 log.error("%s%s", self._label(stream), message)
                 self._carry_out(stream, session.fail(message))

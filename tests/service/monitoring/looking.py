@@ -49,12 +49,12 @@ class Looking:
         if not self.producer.is_alive():
             self.producer.start()
         for _ in range(steps):
-            self.session.supply.making = True
-            self.producer.requests.put(Make(self.session.supply.round, self.session.supply.next_step))
+            self.session.buffer.in_progress = True
+            self.producer.requests.put(Make(self.session.buffer.generation, self.session.buffer.next_step))
             wait_until(lambda: not self.producer.results.empty(), "a step")
             made = self.producer.results.get()
             assert isinstance(made, Made)
-            self.session.made(made.round, made.step, 0.0, made.behind)
+            self.session.made(made.generation, made.step, 0.0, made.snapshot_after)
 
     def close(self) -> None:
         self.producer.requests.put(None)

@@ -35,7 +35,7 @@ def looking(tmp_path: Path) -> Iterator[Looking]:
 def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
     looking.make(3)
     (stream,) = looking.observer.observe(5.0, 0).streams
-    rows = [row for step in looking.session.supply.steps.values() for of_rank in step.rows for row in of_rank]
+    rows = [row for step in looking.session.buffer.steps.values() for of_rank in step.rows for row in of_rank]
     assert (stream.steps, stream.microbatches) == (3, len(rows)) == (3, 12)
     assert stream.tokens == sum(row.num_tokens for row in rows)
     assert stream.loss_tokens == sum(row.num_loss_tokens for row in rows)
@@ -48,7 +48,7 @@ def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
 def test_packs_are_pictured_as_they_are(looking: Looking) -> None:
     looking.make(1)
     (stream,) = looking.observer.observe(5.0, 0).streams
-    (step,) = looking.session.supply.steps.values()
+    (step,) = looking.session.buffer.steps.values()
     for pack in stream.packs:
         row = step.rows[pack.rank][pack.index]
         assert sum(pack.lengths) == row.num_tokens

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from packhorse.contract.position import Position
 from packhorse.wire.messages import Batch, End, Hello
-from packhorse_service.protocol.delivery import Delivery
+from packhorse_service.protocol.delivery import Sender
 from packhorse_service.protocol.effects import Effect, Send
-from packhorse_service.protocol.readers import Reader, Roster
-from packhorse_service.protocol.rendezvous import Greeting
-from packhorse_service.protocol.step_buffer import Supply
+from packhorse_service.protocol.readers import Reader, ReaderTable
+from packhorse_service.protocol.rendezvous import PendingHello
+from packhorse_service.protocol.step_buffer import StepBuffer
 from tests.client.messages import EXAMPLES
 from tests.protocol.network import LAYOUT, Stream, stream_spec
 
@@ -23,19 +23,19 @@ MICRO_BATCHES = 2
 WINDOW = 3
 
 
-def delivery() -> Delivery:
+def new_sender() -> Sender:
     """Of an attempt in which everybody stands at the beginning, and nothing is made."""
     hello = EXAMPLES["HELLO"]
     assert isinstance(hello, Hello)
     origin = Position(0, 0)
     begins = replace(hello, layout=LAYOUT, start=origin, position=origin, window=WINDOW, snapshots=(), last_digest=b"")
-    greetings = {at: Greeting(bytes([number]), replace(begins, reader=at)) for number, at in enumerate(READERS)}
-    return Delivery("train", bytes(8), MICRO_BATCHES, Roster(greetings, stream_spec()), Supply(steps_ahead=4))
+    hellos = {at: PendingHello(bytes([number]), replace(begins, reader=at)) for number, at in enumerate(READERS)}
+    return Sender("train", bytes(8), MICRO_BATCHES, ReaderTable(hellos, stream_spec()), StepBuffer(steps_ahead=4))
 
 
-def make(to: Delivery, stream: Stream, steps: int = 1) -> None:
+def make(sender: Sender, stream: Stream, steps: int = 1) -> None:
     for _ in range(steps):
-        to.supply.made(stream.next_step())
+        sender.buffer.add(stream.next_step())
 
 
 def peers(sent: list[Effect]) -> list[bytes]:
@@ -43,10 +43,10 @@ def peers(sent: list[Effect]) -> list[bytes]:
 
 
 def test_every_reader_has_its_next_micro_batch_before_any_has_the_one_behind_it() -> None:
-    to = delivery()
-    make(to, Stream(), 2)
-    sent = to.to(to.roster, 0.0)
-    everybody = [reader.peer for reader in to.roster]
+    sender = new_sender()
+    make(sender, Stream(), 2)
+    sent = sender.send_to(sender.readers, 0.0)
+    everybody = [reader.peer for reader in sender.readers]
     assert peers(sent) == everybody * WINDOW
     batches = [effect.message for effect in sent if isinstance(effect, Send)]
     positions = [batch.position for batch in batches if isinstance(batch, Batch)]
@@ -55,58 +55,58 @@ def test_every_reader_has_its_next_micro_batch_before_any_has_the_one_behind_it(
 
 
 def test_a_step_that_is_made_is_looked_at_by_those_that_wait_for_it_alone() -> None:
-    to, stream = delivery(), Stream()
-    make(to, stream)
-    to.to(to.roster, 0.0)
-    full, *hungry = to.roster
+    sender, stream = new_sender(), Stream()
+    make(sender, stream)
+    sender.send_to(sender.readers, 0.0)
+    full, *waiting = sender.readers
     full.window = MICRO_BATCHES
-    to.to(to.roster.take_hungry(), 0.0)
-    assert [reader.at for reader in to.roster.take_hungry()] == [reader.at for reader in hungry]
-    make(to, stream)
-    assert peers(to.to(hungry, 0.0)) == [reader.peer for reader in hungry]
-    assert not to.roster.take_hungry(), "their windows are full"
+    sender.send_to(sender.readers.take_waiting(), 0.0)
+    assert [reader.at for reader in sender.readers.take_waiting()] == [reader.at for reader in waiting]
+    make(sender, stream)
+    assert peers(sender.send_to(waiting, 0.0)) == [reader.peer for reader in waiting]
+    assert not sender.readers.take_waiting(), "their windows are full"
 
 
 def test_an_end_is_sent_in_its_place_and_waits_for_nothing() -> None:
-    to = delivery()
-    to.supply.made(None)
-    sent = to.to(to.roster, 0.0)
+    sender = new_sender()
+    sender.buffer.add(None)
+    sent = sender.send_to(sender.readers, 0.0)
     assert [type(effect.message) for effect in sent if isinstance(effect, Send)] == [End] * len(READERS)
-    assert not any(reader.owed_since_s is not None for reader in to.roster)
+    assert not any(reader.starved_since_s is not None for reader in sender.readers)
 
 
 def test_nothing_is_sent_to_a_reader_without_a_connection() -> None:
-    to = delivery()
-    make(to, Stream())
-    gone = next(iter(to.roster))
-    to.roster.lose(gone.peer)
-    assert gone.known_by not in peers(to.to(to.roster, 0.0))
+    sender = new_sender()
+    make(sender, Stream())
+    gone = next(iter(sender.readers))
+    sender.readers.disconnect(gone.peer)
+    assert gone.last_peer not in peers(sender.send_to(sender.readers, 0.0))
     assert gone.sent == Position(0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(READERS) - 1), st.integers(0, 3)), max_size=60))
 def test_the_floor_is_the_lowest_of_all_acknowledged_positions(moves: list[tuple[int, int]]) -> None:
     """And a move tells whether it moved the floor."""
-    roster = delivery().roster
-    readers: list[Reader] = list(roster)
+    table = new_sender().readers
+    readers: list[Reader] = list(table)
     for number, distance in moves:
-        before = roster.floor
+        before = table.low_watermark
         step = readers[number].acked
         for _ in range(distance):
             step = step.after(MICRO_BATCHES)
-        moved = roster.acknowledge(readers[number], step)
-        assert roster.floor == min(reader.acked for reader in readers)
-        assert moved == (roster.floor != before)
+        moved = table.acknowledge(readers[number], step)
+        assert table.low_watermark == min(reader.acked for reader in readers)
+        assert moved == (table.low_watermark != before)
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_reader_is_known_by_its_last_connection_alone(times: int) -> None:
-    roster = delivery().roster
-    reader = next(iter(roster))
+    readers = new_sender().readers
+    reader = next(iter(readers))
     seen = [reader.peer]
     for number in range(times):
-        roster.lose(reader.peer)
-        assert roster.of(seen[-1]) is reader, "what it said there may still wait to be read"
+        readers.disconnect(reader.peer)
+        assert readers.by_peer(seen[-1]) is reader, "what it said there may still wait to be read"
         seen.append(b"again" + bytes([number]))
-        roster.move(reader, seen[-1])
-    assert [roster.of(peer) is reader for peer in seen] == [False] * times + [True]
+        readers.move(reader, seen[-1])
+    assert [readers.by_peer(peer) is reader for peer in seen] == [False] * times + [True]

@@ -85,7 +85,7 @@ def test_readers_that_declare_different_contracts_are_all_refused_by_name() -> N
     (violation,) = sent[0].message.violations
     assert (violation.rule, violation.field) == ("RANKS_AGREE", "seq_length")
     assert str(LAYOUT.coordinates(1)) in violation.got
-    assert not server.meeting.greetings()
+    assert not server.rendezvous.pending()
 
 
 def test_readers_that_were_refused_may_agree_and_come_again() -> None:

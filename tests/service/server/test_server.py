@@ -65,7 +65,7 @@ def test_an_evaluation_behind_the_end_of_training_keeps_the_server_until_it_is_h
             wait_until(lambda since=since: validation.heard_s >= since, "a keep-alive of the evaluation")  # type: ignore[misc]
         assert serving.is_alive()
         assert begun + len(list(evaluation)) == trained, "the data is the same"
-        wait_until(lambda: validation.roster.floor == evaluation.position, "its last acknowledgement")
+        wait_until(lambda: validation.readers.low_watermark == evaluation.position, "its last acknowledgement")
         evaluation.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
         clock.added_s += 1.1 * END_GRACE_S
         serving.join(DEADLINE_S)
