@@ -10,17 +10,15 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packhorse import ConfigError, Feed, MicroBatch, ProtocolError
+from packhorse import ConfigError, Feed, MicroBatch
+from packhorse_service.row_digests import local_digest, verify_row_digest
 
-__all__ = ["TapSettings", "load_state", "local_digest", "tap", "verified"]
-
-DIGESTED = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded", "padding_mask")
+__all__ = ["TapSettings", "load_state", "tap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ def tap(feed: Feed, settings: TapSettings, write: Callable[[str], None]) -> None
     taken = 0
     while taken != settings.steps and (micro_batch := next(feed, None)) is not None:
         if settings.verify:
-            verified(micro_batch)
+            verify_row_digest(micro_batch)
         write(json.dumps(dict(_line(feed, micro_batch, settings))))
         if micro_batch.index == micro_batch.num_microbatches - 1:
             taken += 1
@@ -54,34 +52,6 @@ def tap(feed: Feed, settings: TapSettings, write: Callable[[str], None]) -> None
         if settings.delay_s:
             time.sleep(settings.delay_s)
     _save(feed, settings.state_out)
-
-
-def local_digest(micro_batch: MicroBatch) -> bytes:
-    """BLAKE2b, 16 bytes, of exactly what was delivered as numpy arrays, a slice or a whole row.
-
-    Over step and index as little-endian int64, then each array that is there, in the order of ``DIGESTED``:
-    its name, dtype and shape as a line of ASCII ``tokens int64 [256]``, and its little-endian bytes.
-    """
-    hashed = blake2b(np.array(micro_batch.position, "<i8").tobytes(), digest_size=16)
-    for name in DIGESTED:
-        array = getattr(micro_batch, name)
-        if array is not None:
-            hashed.update(f"{name} {array.dtype.name} {list(array.shape)}\n".encode("ascii"))
-            hashed.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
-    return hashed.digest()
-
-
-def verified(micro_batch: MicroBatch) -> bool:
-    """Whether its digest could be computed again from its arrays. Raises ``ProtocolError`` where it is another."""
-    if not micro_batch.holds_whole_row or micro_batch.tokens is None or micro_batch.labels is None:
-        return False  # the digest is of the whole row
-    computed = micro_batch.computed_digest()
-    if computed != micro_batch.row_digest:
-        raise ProtocolError(
-            f"row digest of {tuple(micro_batch.position)} is {micro_batch.row_digest.hex()} by its header and "
-            f"{computed.hex()} by its tensors: it was damaged between packing and here; --no-verify goes on"
-        )
-    return True
 
 
 def _line(feed: Feed, mb: MicroBatch, settings: TapSettings) -> Iterator[tuple[str, Any]]:

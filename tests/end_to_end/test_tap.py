@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from packhorse import BatchContract, ConfigError, MicroBatch, ParallelLayout, ProtocolError
 from packhorse_service.config.layout_text import layout_of
-from packhorse_service.tap import TapSettings, load_state, local_digest, tap
+from packhorse_service.row_digests import local_digest
+from packhorse_service.tap import TapSettings, load_state, tap
 from tests.end_to_end.test_serve import targets_on_disk
 from tests.harness import DEADLINE_S, read_rank, running_server, write_config
 

@@ -15,7 +15,7 @@ from packhorse.codec.rebuild import Rebuilder
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.framing import view_of
 from packhorse_service.pipeline.run import Pipeline, plan_stream
-from packhorse_service.tap import local_digest
+from packhorse_service.row_digests import local_digest
 from tests.service.corpus import Pair, damage, inline_engine, random_lengths, read_shards, write_source
 
 SEQ_LENGTH = 64

@@ -2,11 +2,12 @@
 
 The path through this folder:
 
-1. ``scenario`` is what is asked for: a file, options, thresholds (``thresholds``) on metrics (``metrics``)
-2. ``preparing`` decides all of it: data (``synthetic``), layout, which rank does what
-3. ``coordinator`` starts ``packhorse serve`` and the ``workers``, and looks at them from outside (``observing``)
-4. ``worker`` is one of these processes: a ``swarm`` of ``rank``s, each a real client session, talking ``messages``
-5. ``outcome`` is the result, computed once from the ``results``; ``display``, ``table``, ``page`` show it
+1. ``scenario/`` is what is asked for: a file, options, thresholds on the figures of ``measured``, synthetic data
+2. ``run/setup`` decides all of it: data, layout, which rank does what
+3. ``run/coordinator`` starts ``packhorse serve`` and the ``workers``, and sees from outside what they take (``usage``)
+4. ``run/worker`` is one of these processes: a ``swarm`` of simulated ranks, each a real client session on a socket of
+   its own, commanded and reporting by ``worker_messages``
+5. ``report/outcome`` is the result, computed once from ``run/measurements``; table, page and live display show it
 
-``running`` does all of this in order. Nothing is imported here: the workers need little of it.
+``load_test`` does all of this in order. Nothing is imported here: the workers need little of it.
 """

@@ -17,9 +17,9 @@ from rich.console import Console
 from packhorse import ConfigError, ParallelLayout
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.loadtest.report.live_display import LiveDisplay, ProgressDisplay
-from packhorse_service.loadtest.report.outcome import IntervalMetrics
-from packhorse_service.loadtest.run.setup import Plan, prepare
-from packhorse_service.loadtest.run.worker_messages import COMMANDS, REPORTS, Go
+from packhorse_service.loadtest.run.measurements import IntervalMetrics
+from packhorse_service.loadtest.run.setup import LoadTestPlan, prepare
+from packhorse_service.loadtest.run.worker_messages import COMMANDS, REPORTS, Connect
 from packhorse_service.loadtest.run.workers import MODULE
 from packhorse_service.loadtest.scenario.scenario import SyntheticConfig, load_scenario
 from packhorse_service.loadtest.scenario.synthetic import write_synthetic_feed
@@ -28,7 +28,7 @@ from tests.harness import DEADLINE_S, write_config
 TINY = {"seq_length": 64, "mean_length": 16}
 
 
-def plan(folder: Path, **options: Any) -> Plan:
+def plan(folder: Path, **options: Any) -> LoadTestPlan:
     return prepare(load_scenario(None, {"synthetic": TINY, **options}), folder)
 
 
@@ -127,7 +127,7 @@ def test_elsewhere_there_is_a_line_every_few_seconds(tmp_path: Path) -> None:
 
 def test_a_worker_whose_coordinator_is_gone_ends_with_its_result(tmp_path: Path) -> None:
     (job,) = plan(tmp_path, ranks=3, processes=1).jobs(f"ipc://{tmp_path}/nobody")
-    lines = b"".join(COMMANDS.dump_json(command) + b"\n" for command in (job, Go()))
+    lines = b"".join(COMMANDS.dump_json(command) + b"\n" for command in (job, Connect()))
     worker = [sys.executable, "-m", MODULE]
     done = subprocess.run(worker, input=lines, capture_output=True, timeout=DEADLINE_S, check=True)
     told = [REPORTS.validate_json(line) for line in done.stdout.splitlines()]

@@ -11,9 +11,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from packhorse_service.loadtest.report.outcome import IntervalMetrics
-from packhorse_service.loadtest.run.coordinator import Show
-from packhorse_service.loadtest.run.setup import Plan
+from packhorse_service.loadtest.run.measurements import IntervalMetrics, Show
+from packhorse_service.loadtest.run.setup import LoadTestPlan
 from packhorse_service.text.formatting import mebibytes, si
 from packhorse_service.text.sparkline import sparkline
 
@@ -27,7 +26,7 @@ CURVE = 40  # columns of the throughput
 class ProgressDisplay:
     """Of one load test, on one console."""
 
-    plan: Plan
+    plan: LoadTestPlan
     console: Console
 
     @contextmanager
@@ -45,7 +44,7 @@ class ProgressDisplay:
 class LineDisplay:
     """Where there is no terminal."""
 
-    plan: Plan
+    plan: LoadTestPlan
     console: Console
     _phase: str = ""
     _next_s: float = 0.0
@@ -68,7 +67,7 @@ class LineDisplay:
 class LiveDisplay:
     """A bar over the time that is measured, and the figures of the last second."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadTestPlan) -> None:
         self._plan = plan
         self._bar = Progress(
             TextColumn("[bold]{task.description}"), BarColumn(bar_width=CURVE), TextColumn("{task.fields[left]}")

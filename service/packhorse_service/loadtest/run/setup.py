@@ -14,7 +14,7 @@ from packhorse.errors import ConfigError
 from packhorse.transport.key_files import KEY_FILE, find_client_key
 from packhorse_service.check.checks import check_streams
 from packhorse_service.config.serve_config import ServeConfig, load_config
-from packhorse_service.loadtest.report.outcome import LoadTestSetting
+from packhorse_service.loadtest.run.measurements import LoadTestSetting
 from packhorse_service.loadtest.run.usage import processor
 from packhorse_service.loadtest.run.worker_messages import Job
 from packhorse_service.loadtest.scenario.scenario import Scenario, SyntheticConfig, Transport
@@ -23,11 +23,11 @@ from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.server.authentication import ALL
 from packhorse_service.server.key_generation import make_client, make_server
 
-__all__ = ["Plan", "prepare"]
+__all__ = ["LoadTestPlan", "prepare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadTestPlan:
     """Everything that is decided before a process starts."""
 
     scenario: Scenario
@@ -93,7 +93,7 @@ class Plan:
         )
 
 
-def prepare(scenario: Scenario, folder: Path) -> Plan:
+def prepare(scenario: Scenario, folder: Path) -> LoadTestPlan:
     """Decide everything; synthetic shards are written to ``folder``. Raises ``ConfigError``."""
     feed, data, key_file = scenario.feed, f"{scenario.feed}", scenario.key_file
     if feed is None and scenario.endpoint is None:
@@ -114,7 +114,7 @@ def prepare(scenario: Scenario, folder: Path) -> Plan:
     slow = _spread(ranks, scenario.slow_ranks.of(len(ranks)))
     others = tuple(rank for rank in ranks if rank not in slow)
     _require_enough(scenario, ranks, slow)
-    return Plan(
+    return LoadTestPlan(
         scenario=scenario,
         feed=None if scenario.endpoint is not None else feed,
         data=data if config is not None else "what the server serves",

@@ -44,6 +44,11 @@ class WaitHistogram:
             merged.bins.update(part)
         return merged
 
+    def take_bins(self) -> Counter[int]:
+        """Return the bins, and begin anew with none."""
+        taken, self.bins = self.bins, Counter()
+        return taken
+
     @property
     def count(self) -> int:
         return self.bins.total()

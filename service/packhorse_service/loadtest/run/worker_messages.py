@@ -17,7 +17,7 @@ from packhorse.contract.layout import ParallelLayout
 
 __all__ = [
     "Command",
-    "Go",
+    "Connect",
     "Job",
     "Leave",
     "Measure",
@@ -52,10 +52,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
+class Connect:
     """To a worker that is ready: connect all ranks."""
 
-    kind: Literal["go"] = "go"
+    kind: Literal["connect"] = "connect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class WorkerResult:
     waiting_for: Mapping[str, int] = field(default_factory=dict)
 
 
-Command = Job | Go | Measure | Leave
+Command = Job | Connect | Measure | Leave
 Report = Ready | WorkerProgress | WorkerResult
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)

@@ -26,12 +26,12 @@ class Workers:
 
     @staticmethod
     def start(children: Children, jobs: Sequence[Job]) -> Workers:
-        """One process a job; each loads, and then waits for ``Go``."""
+        """One process a job; each loads, and then waits for ``Connect``."""
         command = [sys.executable, "-m", MODULE]
         started = [children.start(f"worker-{number}", command, talks=True) for number in range(len(jobs))]
         workers = Workers(started)
         for number, (child, job) in enumerate(zip(started, jobs, strict=True)):
-            _say(child, job)
+            _send(child, job)
             threading.Thread(target=workers._read, args=(number, child), daemon=True).start()
         return workers
 
@@ -39,10 +39,10 @@ class Workers:
     def pids(self) -> list[int]:
         return [child.process.pid for child in self.children]
 
-    def tell(self, command: Command) -> None:
-        """All of them; who has ended does not hear it."""
+    def send(self, command: Command) -> None:
+        """Send a command to all of them; who has ended does not get it."""
         for child in self.children:
-            _say(child, command)
+            _send(child, command)
 
     def reports(self, wait_s: float) -> Iterator[tuple[int, Report]]:
         """(worker, what it says) of all that has arrived, or arrives within ``wait_s`` seconds."""
@@ -57,7 +57,7 @@ class Workers:
                 self._arrived.put((number, REPORTS.validate_json(line)))
 
 
-def _say(child: Child, command: Command) -> None:
+def _send(child: Child, command: Command) -> None:
     if child.process.stdin is not None:
         with suppress(BrokenPipeError):  # it has ended, as its exit code tells
             child.process.stdin.write(COMMANDS.dump_json(command) + b"\n")
