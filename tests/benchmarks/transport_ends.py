@@ -28,7 +28,6 @@ from packhorse.contract.position import ORIGIN, Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Fail, Finish, Identity, State
 from packhorse.protocol.client_session import Effect as ClientEffect
 from packhorse.protocol.client_session import Send as Say
-from packhorse.rows.offsets import align
 from packhorse.rows.row import Row
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.transport.key_files import ClientKey
@@ -112,11 +111,10 @@ class Case:
         """A row of samples as one rank gets it."""
         width = self.contract.seq_length
         random = np.random.default_rng(0)
-        lengths = np.diff([0, *range(MEAN_LENGTH, width - 1, MEAN_LENGTH), width])
-        logical, physical = align(lengths, 1)
+        offsets = np.array([0, *range(MEAN_LENGTH, width - 1, MEAN_LENGTH), width], np.int32)
         ids = random.integers(0, VOCABULARY, width).astype(np.uint32)
         mask = (ids % 4 > 0).astype(np.uint8)
-        row = Row(ids, ids[physical[1:] - 1], mask, logical, physical)
+        row = Row(ids, ids[offsets[1:] - 1], mask, offsets, offsets)
         view = view_arrays(row, self.contract, self.layout, 0)
         body = BatchBody(
             step=0,
@@ -126,7 +124,7 @@ class Case:
             local_loss_tokens=view.loss_tokens,
             step_tokens=row.num_tokens,
             step_loss_tokens=row.num_loss_tokens,
-            max_seqlen=int(lengths.max()),
+            max_seqlen=int(np.diff(offsets).max()),
             slots=view.slots,
             filler=False,
             row_digest=bytes(16),

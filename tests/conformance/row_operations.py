@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from packhorse import MicroBatch, Packing, Partition, TailPadding
+from packhorse import MicroBatch, Packing, ParallelLayout, Partition, TailPadding
 from packhorse.adapters import megatron_bridge
 from packhorse.adapters.varlen import seq_idx
 from packhorse.contract.batch_contract import ResolvedContract
-from packhorse.errors import ContractError
+from packhorse.errors import ContractError, PackhorseError
 from packhorse.feeding.torch_arrays import to_torch
 from packhorse.rows.context_parallel import local_slots
-from packhorse.rows.offsets import check_physical, fix_count, longest, merge_rows, padding_mask
 from packhorse.rows.row import Geometry
 from packhorse_service.sources.formats import TokenArrays
-from tests.conformance.rows import contract_of, deliver, micro_batch_with
+from tests.conformance.rows import contract_of, deliver, micro_batch_with, receive_offsets, samples_of
 from tests.conformance.vectors import Case
 
 REFUSED = ValueError  # ContractError, ConfigError and SourceError all are
@@ -136,19 +135,26 @@ def collate_packed_rows(case: Case) -> None:
             [deliver(samples, contract) for samples in rows]
         return
     found = [deliver(samples, contract) for samples in rows]
-    entries = len(expect["cu_seqlens_q"][0])
+    fixed = replace(contract, pad_cu_seqlens=True, max_segments=max(map(len, rows)))
+    entries = max(map(len, rows)) + 2
     for i, (batch, samples) in enumerate(zip(found, rows, strict=True)):
-        logical, physical = fix_count(*batch.host_offsets, entries - 2, len(batch.tokens))
+        logical, physical = deliver(samples, fixed).host_offsets
         if aligned:
-            equal(logical, expect["cu_seqlens_q"][i])
-        equal(physical, expect["cu_seqlens_q_padded" if aligned else "cu_seqlens_q"][i])
-        equal([longest(physical)], expect["max_seqlen_q"][i])
+            equal(logical, _filled(expect["cu_seqlens_q"][i], entries))
+        equal(physical, _filled(expect["cu_seqlens_q_padded" if aligned else "cu_seqlens_q"][i], entries))
+        equal([batch.max_seqlen], expect["max_seqlen_q"][i])
         equal(batch.padding_mask, expect["padding_mask"][i])
         assert int(physical[len(samples)]) == expect["token_count"][i]
         equal(batch.tokens, expect["tokens"][i])
         real = ~np.array(expect["padding_mask"][i])
         for name in ("labels", "loss_mask", "position_ids"):
             equal(getattr(batch, name)[real], np.array(expect[name][i])[real].tolist())
+
+
+def _filled(offsets: Sequence[int], entries: int) -> list[int]:
+    """Offsets as a contract that fixes their number has them; Bridge has those of the longest row of a batch."""
+    assert not any(offset != offsets[-1] for offset in offsets[entries:])
+    return [*offsets, *[offsets[-1]] * (entries - len(offsets))][:entries]
 
 
 def _stored_samples(row: Mapping[str, Any], eos: int | None) -> list[TokenArrays]:
@@ -181,38 +187,35 @@ def _collate_contract(given: Mapping[str, Any], rows: Sequence[Sequence[TokenArr
 def pad_cu_seqlens(case: Case) -> None:
     """Our constant ``max_seqlen`` is ``seq_length`` (DESIGN §4): a stream has no metadata to take another from."""
     given, expect = case.input, case.expect
-    offsets, width = np.array(given["cu_seqlens"], np.int32), given["max_length"]
+    width = given["max_length"]
     most = max(entry["max_samples_per_bin"] for entry in given["metadata"])
+    lengths = np.diff(given["cu_seqlens"])
+    samples = samples_of(lengths[:most] if len(lengths) == most + 1 else lengths)  # one more: the row's tail
+    contract = contract_of(seq_length=width, pad_cu_seqlens=True, max_segments=most)
     if case.rejects:
         with pytest.raises(ContractError):
-            fix_count(offsets, offsets, most, width)
+            deliver(samples, contract)
         return
-    _, physical = fix_count(offsets, offsets, most, width)
-    equal(physical, expect["new"])
-    assert len(physical) == expect.get("entries", len(physical))
-    batch = micro_batch_with(
-        physical.tolist(), physical.tolist(), pad_to_max_length=True, pad_cu_seqlens=True, max_segments=most
-    )
+    batch = deliver(samples, contract)
+    equal(batch.cu_seqlens_padded, expect["new"])
+    assert len(batch.cu_seqlens_padded) == expect.get("entries", len(batch.cu_seqlens_padded))
     assert batch.max_seqlen == width
-    wire = megatron_bridge.legacy_batch(batch)
+    wire = megatron_bridge.legacy_batch(to_torch(batch, pin=False))
     equal(wire["cu_seqlens"][0], expect.get("legacy_wire", [*expect["new"], -1]))
-    equal(wire["cu_seqlens_argmin"], [[expect.get("legacy_argmin", len(physical))]])
+    equal(wire["cu_seqlens_argmin"], [[expect.get("legacy_argmin", len(expect["new"]))]])
 
 
 def merge_cu_seqlens_rows(case: Case) -> None:
+    """We merge no rows: the segments of several rows are those of one row from the start."""
     rows, length = case.input["rows"], case.input["seq_length"]
-    if case.rejects:
-        with pytest.raises(ContractError):
-            merge_rows(rows, length)
-        return
-    merged = merge_rows(rows, length)
-    equal(merged, case.expect["cu_seqlens"])
-    assert int(merged[-1]) == math.prod(case.expect.get("tokens_shape", [int(merged[-1])]))
+    lengths = [slots for row in rows for slots in np.diff(row) if slots]
+    merged = deliver(samples_of(lengths), contract_of(seq_length=length * len(rows)))
+    equal(merged.cu_seqlens_padded, case.expect["cu_seqlens"])
+    assert list(megatron_bridge.batch(to_torch(merged, pin=False))["tokens"].shape) == case.expect["tokens_shape"]
 
 
 def thd_padding_mask(case: Case) -> None:
     logical, physical = case.input["cu_seqlens"], case.input["cu_seqlens_padded"]
-    equal(padding_mask(logical, physical), case.expect)
     equal(micro_batch_with(logical, physical).padding_mask, case.expect)
 
 
@@ -238,17 +241,22 @@ def _compare_ranks(case: Case, cut: Cut) -> None:
             equal(cut(int(key.removeprefix("rank_"))), case.expect[key])
         return
     for rank in [case.input["cp_rank"]] if "cp_rank" in case.input else range(case.input["cp_size"]):
-        with pytest.raises(ContractError):
+        with pytest.raises(PackhorseError):
             cut(rank)
+
+
+def _held(offsets: npt.NDArray[Any], width: int, context: int, rank: int) -> npt.NDArray[np.int64]:
+    """The slots of a row that a rank holds, once it has received the row's offsets."""
+    row = megatron_bridge.partition_offsets({"cu_seqlens_q": torch.from_numpy(offsets)}).numpy()
+    slots: npt.NDArray[np.int64] = receive_offsets(row, width, ParallelLayout(context=context), rank).slots()
+    return slots
 
 
 def thd_partition_indices(case: Case) -> None:
     given = case.input
     offsets = np.array(given["cu_seqlens"], given.get("dtype", "int32"))
     width = given.get("row_length", given.get("total_tokens", offsets.flat[-1]))
-    _compare_ranks(
-        case, lambda rank: local_slots(Partition.ZIGZAG, check_physical(offsets, width), given["cp_size"], rank)
-    )
+    _compare_ranks(case, lambda rank: _held(offsets, width, given["cp_size"], rank))
 
 
 def slice_thd_for_cp_rank(case: Case) -> None:
@@ -260,8 +268,7 @@ def slice_thd_for_cp_rank(case: Case) -> None:
     def cut(name: str, rank: int) -> npt.NDArray[Any]:
         array, width = arrays[name], int(offsets[-1])
         axis = array.shape.index(width) if width in array.shape else 0
-        slots = local_slots(Partition.ZIGZAG, check_physical(offsets, array.shape[axis]), given["cp_size"], rank)
-        return np.take(array, slots, axis=axis)
+        return np.take(array, _held(offsets, array.shape[axis], given["cp_size"], rank), axis=axis)
 
     if case.rejects:
         return _compare_ranks(case, lambda rank: cut(next(iter(arrays)), rank))

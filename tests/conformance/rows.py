@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from packhorse import BatchContract, MicroBatch, ParallelLayout
+from packhorse import BatchContract, MicroBatch, ParallelLayout, Partition
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import ResolvedContract, resolve
-from packhorse.rows.offsets import align, pad_to_width
+from packhorse.rows.payload import AnyArray, join_arrays
 from packhorse.rows.row import Row
+from packhorse.wire.messages import BatchBody
 from packhorse_service.framing import frame_step, view_of
 from packhorse_service.loading.token_block import assemble
 from packhorse_service.mixing.sample_stream import Piece
@@ -44,15 +45,15 @@ def drawn(samples: Sequence[TokenArrays], seq_length: int) -> Iterator[Piece]:
 def deliver(samples: Sequence[TokenArrays], contract: ResolvedContract) -> MicroBatch:
     """One row of all these samples, as a rank without context parallelism receives it.
 
-    The packer never overfills a row; samples that are given together may, and ``packhorse.rows.offsets`` refuses.
+    The packer never overfills a row; samples that are given together may, and are refused.
     """
-    pieces = list(drawn(samples, contract.seq_length))
-    logical, physical = align([piece.slots for piece in pieces], contract.segment_multiple)
-    if contract.pad_to_max_length:
-        logical, physical = pad_to_width(logical, physical, contract.max_width, contract.tail_padding)
-    row = build_row([(piece,) for piece in pieces], contract)
-    assert (row.cu_seqlens.tolist(), row.cu_seqlens_padded.tolist()) == (logical.tolist(), physical.tolist())
+    row = build_row([(piece,) for piece in drawn(samples, contract.seq_length)], contract)
     return deliver_row(row, contract, ParallelLayout(), 0)
+
+
+def samples_of(lengths: Iterable[int]) -> list[TokenArrays]:
+    """Samples that fill so many slots each."""
+    return [TokenArrays(np.ones(length, int), labels=np.ones(length, int)) for length in lengths]
 
 
 def deliver_row(row: Row, contract: ResolvedContract, layout: ParallelLayout, rank: int) -> MicroBatch:
@@ -61,6 +62,27 @@ def deliver_row(row: Row, contract: ResolvedContract, layout: ParallelLayout, ra
     at = layout.coordinates(rank)
     view = framed.of(view_of(at, contract, layout))[0]
     return Rebuilder(contract, layout, at.context).rebuild(view.body, memoryview(view.payload))
+
+
+def receive_offsets(offsets: AnyArray, width: int, layout: ParallelLayout, rank: int) -> MicroBatch:
+    """The offsets of a zigzag row of ``width`` slots, as a middle stage of context-parallel ``rank`` receives them."""
+    table, payload = join_arrays({"cu_seqlens": offsets, "cu_seqlens_padded": offsets})
+    body = BatchBody(
+        step=0,
+        index=0,
+        num_tokens=width,
+        num_loss_tokens=0,
+        local_loss_tokens=0,
+        step_tokens=width,
+        step_loss_tokens=0,
+        max_seqlen=width,
+        slots=width // layout.context,
+        filler=False,
+        row_digest=bytes(16),
+        arrays=table,
+    )
+    contract = contract_of(layout, seq_length=max(1, width), partition=Partition.ZIGZAG)
+    return Rebuilder(contract, layout, rank).rebuild(body, memoryview(payload))
 
 
 def row_with(logical: Sequence[int], physical: Sequence[int]) -> Row:

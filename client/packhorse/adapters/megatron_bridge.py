@@ -12,6 +12,7 @@ Shapes: T = slots of the row, n = segments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,6 @@ from packhorse.adapters.varlen import seq_idx
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import AttentionOffsets
 from packhorse.errors import ContractError
-from packhorse.rows.offsets import one_row
 
 __all__ = ["PackedMetadata", "batch", "legacy_batch", "packed_metadata", "partition_offsets"]
 
@@ -171,7 +171,7 @@ def packed_metadata(batch: Mapping[str, Any]) -> PackedMetadata:
 
 def _current_metadata(batch: Mapping[str, Any]) -> PackedMetadata:
     names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
-    offsets = {name: one_row(batch[name]) for name in names if batch.get(name) is not None}
+    offsets = {name: _one_row(batch[name]) for name in names if batch.get(name) is not None}
     longest = _number(batch, "max_seqlen_q")
     longest_kv = _number(batch, "max_seqlen_kv")
     return PackedMetadata(
@@ -184,7 +184,7 @@ def _current_metadata(batch: Mapping[str, Any]) -> PackedMetadata:
 
 def _trimmed(batch: Mapping[str, Any], key: str) -> torch.Tensor:
     """Legacy offsets up to their argmin; without one up to their smallest entry, which is the -1 if there is one."""
-    offsets: torch.Tensor = one_row(batch[key])
+    offsets: torch.Tensor = _one_row(batch[key])
     end = _number(batch, f"{key}_argmin")
     return offsets[: int(offsets.argmin()) if end is None else end]
 
@@ -199,6 +199,21 @@ def _number(batch: Mapping[str, Any], key: str) -> int | None:
     return int(tensor)
 
 
+def _one_row(offsets: Any) -> Any:
+    """Return the offsets of one row in one dimension: [1, n] is squeezed, several rows are refused.
+
+    A numpy array or a torch tensor, and the same is returned. Raises ``ContractError`` (``THD_ROWS``): the
+    offsets of a second row would be read as going on in the first.
+    """
+    rows = math.prod(offsets.shape[:-1])
+    if rows != 1:
+        raise ContractError(
+            f"THD_ROWS: offsets of {rows} rows; packed THD micro-batches expect micro-batch size 1: "
+            "set micro_batch_size to 1"
+        )
+    return offsets.reshape(-1)
+
+
 def partition_offsets(batch: Mapping[str, Any]) -> torch.Tensor:
     """[n+1] physical offsets by which Bridge's step cuts a batch's rows for context parallelism.
 
@@ -209,8 +224,8 @@ def partition_offsets(batch: Mapping[str, Any]) -> torch.Tensor:
     """
     if "cu_seqlens_q" in batch:
         padded = batch.get("cu_seqlens_q_padded")
-        return torch.as_tensor(one_row(batch["cu_seqlens_q"] if padded is None else padded))
-    offsets: torch.Tensor = one_row(batch["cu_seqlens"])
+        return torch.as_tensor(_one_row(batch["cu_seqlens_q"] if padded is None else padded))
+    offsets: torch.Tensor = _one_row(batch["cu_seqlens"])
     argmin = batch.get("cu_seqlens_argmin")
     if argmin is not None:
         if torch.as_tensor(argmin).device.type != "cpu":

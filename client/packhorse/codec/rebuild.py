@@ -142,6 +142,8 @@ class Rebuilder:
             raise ProtocolError(f"offsets must be those of {self._dense_rows} dense rows of one width")
         if slots * self._shares != geometry.width:
             raise ProtocolError(f"BATCH has {slots} slots where its offsets end at {geometry.width}")
+        if not slots:
+            raise ProtocolError("BATCH has no slots; a row has at least one")
         return geometry
 
     def _held(self, geometry: Geometry) -> Longs:

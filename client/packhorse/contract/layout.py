@@ -123,7 +123,5 @@ class ParallelLayout:
         return sum(int(getattr(at, axis)) * stride for axis, _, stride in self._strides())
 
     def __str__(self) -> str:
-        sizes = "·".join(
-            f"{ABBREVIATIONS[axis].upper()}{getattr(self, axis)}" for axis in ("data", "context", "tensor")
-        )
-        return f"{sizes}·PP{self.pipeline}{' SP' if self.sequence_parallel else ''}"
+        sizes = "·".join(f"{ABBREVIATIONS[axis].upper()}{getattr(self, axis)}" for axis in AXES)
+        return f"{sizes}{' SP' if self.sequence_parallel else ''}"

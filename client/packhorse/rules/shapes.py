@@ -89,7 +89,7 @@ def graph_attention(case: Case) -> Iterator[Finding]:
 def thd_rows(_case: Case) -> Iterator[Finding]:
     """A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.
 
-    Checked by ``packhorse.rows.offsets.one_row`` where offsets enter, as no declaration can tell.
+    Checked by ``packhorse.adapters.megatron_bridge`` where offsets enter, as no declaration can tell.
 
     Source: Megatron-Bridge training/gpt_step.py, "Packed THD batches expect micro-batch size 1".
     """

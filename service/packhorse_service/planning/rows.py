@@ -172,7 +172,7 @@ def _packed_layout(slots: Sequence[int], contract: ResolvedContract) -> _Layout:
     used = physical[-1]
     width = contract.max_width if contract.pad_to_max_length else used + -used % contract.row_multiple
     if used > width:  # a pack that does not fit its row cannot be: better said than trained on
-        raise ContractError(f"segments of {used} slots do not fit their row; raise seq_length")
+        raise ContractError(f"segments of {used} slots do not fit a row of {width}; raise seq_length")
     if used < width and contract.tail_padding is TailPadding.OWN_SEGMENT:
         logical.append(logical[-1])
         physical.append(width)

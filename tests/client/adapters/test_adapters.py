@@ -218,9 +218,18 @@ def test_dense_batches_keep_their_rows_and_have_no_offsets(dense: MicroBatch) ->
     assert not [name for name in batch if name.startswith(("cu_seqlens", "max_seqlen", "total"))]
 
 
-def test_offsets_of_two_rows_are_refused_by_name() -> None:
-    with pytest.raises(ContractError, match=r"THD_ROWS.*micro-batch size 1"):
-        megatron_bridge.packed_metadata({"cu_seqlens_q": torch.zeros(2, 3, dtype=torch.int32)})
+@pytest.mark.parametrize("offsets", [[0, 4, 8], [[0, 4, 8]]])
+def test_one_row_of_offsets_is_taken_with_or_without_its_batch_dimension(offsets: list[Any]) -> None:
+    batch = {"cu_seqlens_q": torch.tensor(offsets, dtype=torch.int32)}
+    assert megatron_bridge.packed_metadata(batch).physical.tolist() == [0, 4, 8]
+    assert megatron_bridge.partition_offsets(batch).tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 2)])
+@pytest.mark.parametrize("read", [megatron_bridge.packed_metadata, megatron_bridge.partition_offsets])
+def test_offsets_of_two_rows_are_refused_by_name(read: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ContractError, match=r"THD_ROWS: offsets of 2 rows.*set micro_batch_size to 1"):
+        read({"cu_seqlens_q": torch.zeros(shape, dtype=torch.int32)})
 
 
 # Variable-length attention and state-space layers --------------------------------------------------------

@@ -433,6 +433,11 @@ def test_a_header_that_promises_another_width_is_refused() -> None:
         damaged(WHOLE, {}, width=15)
 
 
+def test_a_row_without_slots_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="no slots"):
+        damaged(WHOLE, {"cu_seqlens": ints(0, 0), "cu_seqlens_padded": ints(0, 0)}, width=0)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

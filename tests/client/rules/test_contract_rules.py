@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from packhorse.contract.batch_contract import BatchContract, LossReduction, Objective, Packing, Remainder, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
-from packhorse.errors import ContractError
-from packhorse.rows.offsets import one_row
 from packhorse.rules import (
     MINIMUM_WINDOW,
     RULES,
@@ -302,17 +299,6 @@ def test_a_wider_multiple_is_kept() -> None:
     case = case_of(CP2, segment_multiple=64, pack_multiple=128)
     assert (case.contract.segment_multiple, case.contract.pack_multiple) == (64, 128)
     assert not check(case)
-
-
-@pytest.mark.parametrize("offsets", [[0, 4, 8], [[0, 4, 8]]])
-def test_one_row_of_offsets_is_taken_with_or_without_its_batch_dimension(offsets: list[Any]) -> None:
-    assert one_row(np.array(offsets)).tolist() == [0, 4, 8]
-
-
-@pytest.mark.parametrize("offsets", [[[0, 4], [0, 8]], [[[0, 4]], [[0, 8]]]])
-def test_more_rows_of_offsets_are_refused_by_name(offsets: list[Any]) -> None:
-    with pytest.raises(ContractError, match=r"THD_ROWS: .*micro_batch_size to 1"):
-        one_row(np.array(offsets))
 
 
 LAYOUTS = st.builds(

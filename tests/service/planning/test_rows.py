@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from packhorse.contract.batch_contract import BatchContract, ResolvedContract, TailPadding, resolve
 from packhorse.contract.layout import ParallelLayout
+from packhorse.errors import ContractError
 from packhorse.rows.row import Row
 from packhorse_service.mixing.sample_stream import Piece
 from tests.service.corpus import build_row, make_block
@@ -99,6 +100,8 @@ def oracle_row(samples: list[SampleOf], contract: ResolvedContract) -> Oracle:
     elif tail:
         row.padding(tail, row.position_ids[-1] + 1)
         row.cu_seqlens_padded[-1] = width
+    while contract.pad_cu_seqlens and len(row.cu_seqlens) < (contract.max_segments or 0) + 2:
+        row.close_segment(0)
     return row
 
 
@@ -129,6 +132,8 @@ def packs(draw: st.DrawFn, *, labelled: bool) -> tuple[list[SampleOf], ResolvedC
         pack_multiple=pack_multiple,
         tail_padding=draw(st.sampled_from(TailPadding)),
         pad_to_max_length=draw(st.booleans()),
+        pad_cu_seqlens=draw(st.booleans()),
+        max_segments=6 + draw(st.integers(0, 3)),
     )
     chosen: list[SampleOf] = []
     for sample in draw(st.lists(samples(contract.seq_length + 1, labelled), min_size=1, max_size=6)):
@@ -205,6 +210,18 @@ def test_the_tail_is_a_segment_of_its_own_or_extends_the_last() -> None:
     extended = _build([piece], contract_of(4, tail_padding="extend_last"))
     assert (extended.cu_seqlens.tolist(), extended.cu_seqlens_padded.tolist()) == ([0, 2], [0, 4])
     assert extended.geometry.position_ids.tolist() == [0, 1, 2, 3]
+
+
+def test_a_row_that_its_segments_do_not_fit_is_refused() -> None:
+    samples = [whole([11, 12, 13, 14]).piece(0), whole([21, 22, 23, 24, 25, 26]).piece(1)]
+    with pytest.raises(ContractError, match=r"segments of 12 slots do not fit a row of 8; raise seq_length"):
+        _build(samples, contract_of(8, segment_multiple=4))
+
+
+def test_more_segments_than_the_fixed_number_are_refused() -> None:
+    samples = [whole([11, 12]).piece(number) for number in range(3)]
+    with pytest.raises(ContractError, match="a row of 3 segments where max_segments=2; raise max_segments"):
+        _build(samples, contract_of(4, pad_cu_seqlens=True, max_segments=2))
 
 
 def test_a_trimmed_row_is_as_wide_as_both_multiples_ask() -> None:
