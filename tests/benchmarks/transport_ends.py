@@ -39,7 +39,7 @@ from packhorse_service.protocol.effects import Effect, Make, Send
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import ALL, Client, Clients, Curve, Ranks
-from packhorse_service.server.inbound import Door
+from packhorse_service.server.inbound import InboundFilter
 from packhorse_service.server.router import Router
 
 __all__ = ["ENDS", "Case", "Ends", "Measured"]
@@ -341,7 +341,7 @@ class Serving:
 
     session: StreamSession
     router: Router
-    door: Door
+    inbound: InboundFilter
     steps: list[FramedStep]
     measured: Measured = field(default_factory=Measured)
 
@@ -353,11 +353,11 @@ class Serving:
             now = time.monotonic()
             assert now < deadline, "the readers do not come to an end"
             if polled.connections:
-                self.door.follow(now)
-            for heard in self.door.heard(now):
+                self.inbound.track_connections(now)
+            for heard in self.inbound.receive(now):
                 self._carry_out(self.session.receive(heard.peer, heard.message, heard.extra, now))
                 if isinstance(heard.message, Hello):
-                    self.door.greeted(heard.connection)
+                    self.inbound.hello_accepted(heard.connection)
             self._carry_out(self.session.tick(now))
         return self.measured.end()
 
@@ -365,7 +365,7 @@ class Serving:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    self.door.send(peer, [encode(message), *extra])
+                    self.inbound.send(peer, [encode(message), *extra])
                 case Make(generation, step):
                     self._carry_out(self.session.made(generation, self._step(step), time.monotonic()))
 
@@ -406,10 +406,10 @@ def send_ours(case: Case, announce: Announce) -> Measured:
     )
     steps = framed(case)
     router = Router(case.listen, curve=case.curve)
-    door = Door(router, Limits.for_readers(case.ranks), spec.stream)
+    inbound = InboundFilter(router, Limits.for_readers(case.ranks), spec.stream)
     announce(router.endpoint)
     try:
-        return Serving(StreamSession(spec), router, door, steps).run()
+        return Serving(StreamSession(spec), router, inbound, steps).run()
     finally:
         router.close()
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from packhorse_service.cli import main
-from packhorse_service.monitoring.loop_hook import Watch
+from packhorse_service.monitoring.loop_hook import LoopMonitor
 
 __all__: list[str] = []
 
 
-def turn(_watch: Watch, _now: float, _connections: int) -> None:
+def on_turn(_monitoring: LoopMonitor, _now: float, _connections: int) -> None:
     """In place of the real one."""
 
 
 if __name__ == "__main__":
-    Watch.turn = turn  # type: ignore[method-assign, assignment]
+    LoopMonitor.on_turn = on_turn  # type: ignore[method-assign, assignment]
     main()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from packhorse_service.monitoring.headline import in_words
+from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.status import Cause, Event, ReaderState, ServerStatus
 from tests.browser.conftest import DEADLINE_MS, Show
 from tests.service.monitoring.answering import Site, answering
@@ -205,7 +205,7 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
     @given(statuses())
     def shows(status: ServerStatus) -> None:
         here = f"tcp://number-{next(seen)}"
-        site.say(replace(in_words(status), endpoint=here, version=a_status().version))
+        site.say(replace(with_headline(status), endpoint=here, version=a_status().version))
         shown.run("document.dispatchEvent(new Event('visibilitychange'))")
         shown.wait_for("#server", f"{here},")
         assert len(status.streams) < 2 or shown.page.locator("[role=tab]").count() == len(status.streams)

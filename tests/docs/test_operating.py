@@ -9,7 +9,7 @@ import pytest
 
 from packhorse_service.commands.serve_command import EXIT_CODES
 from packhorse_service.config.addresses import Address
-from packhorse_service.monitoring.status_http import Monitor
+from packhorse_service.monitoring.status_http import StatusServer
 from tests.docs.pages import rows, text_of
 from tests.service.monitoring.statuses import a_status
 
@@ -23,7 +23,7 @@ def test_the_exit_codes_are_those_of_serve() -> None:
 
 
 def test_the_paths_are_those_of_the_monitor() -> None:
-    monitor = Monitor(Address("127.0.0.1", 0), a_status)
+    monitor = StatusServer(Address("127.0.0.1", 0), a_status)
     monitor.start()
     try:
         with pytest.raises(urllib.error.HTTPError) as refusal:

@@ -70,14 +70,14 @@ def test_limits_are_those_of_the_code() -> None:
     assert limits["a header"] == f"{HEADER_LIMIT_BYTES >> 10} KiB"
     assert limits["a snapshot"] == f"{SNAPSHOT_LIMIT_BYTES >> 10} KiB"
     assert limits["a frame to the server"] == f"{INBOUND_LIMIT_BYTES >> 10} KiB"
-    assert limits["bytes that become no message"].startswith(f"{of_server.stuffing_bytes >> 10} KiB")
+    assert limits["bytes that become no message"].startswith(f"{of_server.unparsed_bytes >> 10} KiB")
     assert limits["connections"] == f"{CONNECTIONS_A_READER} for each reader and {CONNECTIONS_BESIDE}"
-    assert limits["silence before a valid HELLO"] == f"{of_server.silence_s:g} s"
+    assert limits["silence before a valid HELLO"] == f"{of_server.handshake_timeout_s:g} s"
     assert limits["HELLO"] == f"{of_server.hellos.burst} at once, one every {1 / of_server.hellos.per_s:g} s"
-    words = of_server.words
-    told = f"{words.burst} at once, {words.per_s:g} a second, {of_server.words_for_each_sent:g} for each that was sent"
-    assert limits["messages"].startswith(told)
-    offences = of_server.offences
-    assert (
-        limits["messages that are answered with an error"] == f"{offences.burst} at once, {offences.per_s:g} a second"
+    messages = of_server.messages
+    told = (
+        f"{messages.burst} at once, {messages.per_s:g} a second, {of_server.messages_per_sent:g} for each that was sent"
     )
+    assert limits["messages"].startswith(told)
+    errors = of_server.protocol_errors
+    assert limits["messages that are answered with an error"] == f"{errors.burst} at once, {errors.per_s:g} a second"

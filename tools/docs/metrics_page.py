@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from packhorse import __version__
-from packhorse_service.monitoring.prometheus import PREFIX, SHOWN, registry_of
+from packhorse_service.monitoring.prometheus import PREFIX, STREAM_METRICS, registry_of
 from packhorse_service.monitoring.status import ServerStatus
 from tools.docs.markdown import code, table
 
@@ -23,7 +23,7 @@ def metrics() -> str:
 
 
 def _of_server() -> Iterator[list[str]]:
-    of_streams = {PREFIX + shown.name for shown in SHOWN}
+    of_streams = {PREFIX + metric.name for metric in STREAM_METRICS}
     for family in registry_of(lambda: WITHOUT_STREAMS).collect():
         if family.name not in of_streams and not family.name.startswith(PROCESS):
             labels = sorted(family.samples[0].labels)
@@ -31,7 +31,7 @@ def _of_server() -> Iterator[list[str]]:
 
 
 def _of_streams() -> Iterator[list[str]]:
-    for shown in SHOWN:
-        kind = shown.kind(shown.name, shown.meaning).type
-        name = PREFIX + shown.name + ("_total" if kind == "counter" else "")
-        yield [code(name), kind, ", ".join(map(code, ("stream", *shown.labels))), shown.meaning]
+    for metric in STREAM_METRICS:
+        kind = metric.kind(metric.name, metric.meaning).type
+        name = PREFIX + metric.name + ("_total" if kind == "counter" else "")
+        yield [code(name), kind, ", ".join(map(code, ("stream", *metric.labels))), metric.meaning]

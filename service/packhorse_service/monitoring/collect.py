@@ -1,4 +1,4 @@
-"""The observer: from what the server's loop holds to a ``ServerStatus``, once a second.
+"""The collector: from what the server's loop holds to a ``ServerStatus``, once a second.
 
 It reads and changes nothing, and remembers of the second before only what rates and durations need.
 """
@@ -14,11 +14,11 @@ from packhorse import __version__
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse_service.mixing.source_counts import Progress, SourceCounts
-from packhorse_service.monitoring.pack_preview import NOTHING_SHOWN, Shown, shown_of
+from packhorse_service.monitoring.pack_preview import NO_PREVIEW, StepPreview, preview_of
 from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
 from packhorse_service.monitoring.status import (
+    HistoryPoint,
     LoaderStatus,
-    Moment,
     ReaderState,
     ReaderStatus,
     ServerStatus,
@@ -32,7 +32,7 @@ from packhorse_service.protocol.readers import Reader
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.server.producer import Producer
 
-__all__ = ["INTERVAL_S", "Observer"]
+__all__ = ["INTERVAL_S", "StatusCollector"]
 
 INTERVAL_S = 1.0
 HISTORY = 600  # moments
@@ -42,7 +42,7 @@ Constants = dict[str, str | int | float | bool | None]
 
 
 @dataclass(slots=True)
-class _Past:
+class _StreamHistory:
     """What one stream's last observations leave behind."""
 
     at_s: float  # of the last one
@@ -54,34 +54,34 @@ class _Past:
     stalled_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall: Stall | None = None
     stall_began_s: float = 0.0
-    history: deque[tuple[float, Moment]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    history: deque[tuple[float, HistoryPoint]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     busy: deque[float] = field(default_factory=lambda: deque(maxlen=BUSY_OVER))
-    shown: Shown = NOTHING_SHOWN  # of the last step that was seen
+    shown: StepPreview = NO_PREVIEW  # of the last step that was seen
 
 
 @dataclass(slots=True)
-class _Observed:
+class _WatchedStream:
     """One stream: its session, its producer, and what was seen of it before."""
 
     session: StreamSession
     producer: Producer
-    past: _Past
+    past: _StreamHistory
 
 
-class Observer:
+class StatusCollector:
     """Of a server that started at ``now``."""
 
     def __init__(self, endpoint: str, streams: Iterable[tuple[StreamSession, Producer]], now: float) -> None:
         self._endpoint = endpoint
-        self._streams = [_Observed(session, producer, _Past(now)) for session, producer in streams]
+        self._streams = [_WatchedStream(session, producer, _StreamHistory(now)) for session, producer in streams]
         self._started_s = now
-        self._constant = [_constant(observed) for observed in self._streams]
+        self._constant = [_constant(watched) for watched in self._streams]
 
-    def observe(self, now: float, connections: int) -> ServerStatus:
+    def collect(self, now: float, connections: int) -> ServerStatus:
         """The server as it stands ``now``."""
         streams = tuple(
-            _stream_status(observed, constant, now)
-            for observed, constant in zip(self._streams, self._constant, strict=True)
+            _stream_status(watched, constant, now)
+            for watched, constant in zip(self._streams, self._constant, strict=True)
         )
         return ServerStatus(
             version=__version__,
@@ -94,9 +94,9 @@ class Observer:
         )
 
 
-def _constant(observed: _Observed) -> dict[str, Constants]:
+def _constant(watched: _WatchedStream) -> dict[str, Constants]:
     """What never changes of a stream."""
-    spec = observed.session.spec
+    spec = watched.session.spec
     contract = {item.name: _plain(getattr(spec.contract, item.name)) for item in fields(spec.contract)}
     derived = {name: _plain(value) for name, value in derived_values(spec.contract, spec.layout).items()}
     return {"contract": contract, "derived": {**derived, "fingerprint": spec.fingerprint.hex()}}
@@ -107,8 +107,8 @@ def _plain(value: object) -> str | int | float | bool | None:
     return value if value is None or isinstance(value, int | float) else str(value)
 
 
-def _stream_status(observed: _Observed, constant: dict[str, Constants], now: float) -> StreamStatus:
-    session, producer, past = observed.session, observed.producer, observed.past
+def _stream_status(watched: _WatchedStream, constant: dict[str, Constants], now: float) -> StreamStatus:
+    session, producer, past = watched.session, watched.producer, watched.past
     passed_s = now - past.at_s
     progress = producer.progress
     producing = Producing(producer.busy, _block(progress))
@@ -119,7 +119,7 @@ def _stream_status(observed: _Observed, constant: dict[str, Constants], now: flo
         if finding.state is ReaderState.WAITING:
             past.waited_s[at] += passed_s
     if session.buffer.steps:
-        past.shown = shown_of(session.buffer.steps[max(session.buffer.steps)], past.shown)
+        past.shown = preview_of(session.buffer.steps[max(session.buffer.steps)], past.shown)
     waiting = sum(finding.state.waits for finding in found.values())
     _remember(session, past, waiting, now, passed_s)
     counters = session.counters
@@ -166,14 +166,14 @@ def _block(progress: Progress | None) -> str:
     return f"shard {waits_for.shard.name!r} of source {waits_for.source!r}, from byte {waits_for.offset:,}"
 
 
-def _note_moves(session: StreamSession, past: _Past, now: float) -> None:
+def _note_moves(session: StreamSession, past: _StreamHistory, now: float) -> None:
     for reader in session.readers:
         if past.standing.get(reader.at) != reader.acked:
             past.standing[reader.at] = reader.acked
             past.moved_s[reader.at] = now
 
 
-def _noted_stall(past: _Past, found: Stall | None, now: float, passed_s: float) -> Stall | None:
+def _noted_stall(past: _StreamHistory, found: Stall | None, now: float, passed_s: float) -> Stall | None:
     """The stall with its age: it goes on as long as its cause is the same."""
     if found is None or past.stall is None or past.stall.cause is not found.cause:
         past.stall_began_s = now - min(passed_s, INTERVAL_S)
@@ -184,7 +184,7 @@ def _noted_stall(past: _Past, found: Stall | None, now: float, passed_s: float) 
     return replace(found, since_s=round(now - past.stall_began_s, 1))
 
 
-def _remember(session: StreamSession, past: _Past, waiting: int, now: float, passed_s: float) -> None:
+def _remember(session: StreamSession, past: _StreamHistory, waiting: int, now: float, passed_s: float) -> None:
     """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
     counters, layout = session.counters, session.spec.layout
     each = session.spec.contract.num_microbatches(layout)
@@ -192,7 +192,7 @@ def _remember(session: StreamSession, past: _Past, waiting: int, now: float, pas
     delivered = (low_watermark.step * each + low_watermark.index) * layout.data
     mean_tokens = counters.tokens / counters.microbatches if counters.microbatches else 0.0
     tokens, slots = counters.tokens - past.made[0], counters.slots - past.made[1]
-    moment = Moment(
+    moment = HistoryPoint(
         age_s=0.0,
         tokens_per_s=round(max(0, delivered - past.delivered) * mean_tokens / passed_s) if passed_s > 0 else 0.0,
         fill=round(tokens / slots, 4) if slots else 0.0,
@@ -204,7 +204,7 @@ def _remember(session: StreamSession, past: _Past, waiting: int, now: float, pas
 
 
 def _reader_statuses(
-    session: StreamSession, found: dict[Coordinates, Finding], past: _Past, now: float
+    session: StreamSession, found: dict[Coordinates, Finding], past: _StreamHistory, now: float
 ) -> Iterator[ReaderStatus]:
     """By rank."""
     each = session.spec.contract.num_microbatches(session.spec.layout)
@@ -265,7 +265,7 @@ def _source_statuses(producer: Producer, progress: Progress | None) -> Iterator[
         )
 
 
-def _loader_status(producer: Producer, progress: Progress | None, past: _Past) -> LoaderStatus:
+def _loader_status(producer: Producer, progress: Progress | None, past: _StreamHistory) -> LoaderStatus:
     waits_for = _block(progress)
     if producer.workers:
         busy = min(progress.loading if progress else 0, producer.workers) / producer.workers

@@ -11,8 +11,8 @@ from dataclasses import replace
 from packhorse_service.monitoring.status import (
     Cause,
     Headline,
+    HistoryPoint,
     Level,
-    Moment,
     ReaderState,
     ReaderStatus,
     ServerStatus,
@@ -22,15 +22,17 @@ from packhorse_service.monitoring.status import (
 )
 from packhorse_service.text.formatting import duration, percent, pluralise, si
 
-__all__ = ["NOTABLE", "STALLED_BY", "headline", "in_words", "notable", "tokens_per_s"]
+__all__ = ["HIGHLIGHTED", "STALLED_BY", "headline", "highlighted_ranks", "tokens_per_s", "with_headline"]
 
-NOTABLE = 16  # readers
+HIGHLIGHTED = 16  # readers
 RATE_S = 60.0  # over which throughput is averaged: steps come in gusts
 
 
-def in_words(status: ServerStatus) -> ServerStatus:
+def with_headline(status: ServerStatus) -> ServerStatus:
     """The same status, each stream with its headline and its notable readers."""
-    streams = (replace(each, headline=headline(each), notable=notable(each.readers)) for each in status.streams)
+    streams = (
+        replace(each, headline=headline(each), notable=highlighted_ranks(each.readers)) for each in status.streams
+    )
     return replace(status, streams=tuple(streams))
 
 
@@ -103,15 +105,15 @@ PHASES: Mapping[StreamPhase, Callable[[StreamStatus], Headline]] = {
 }
 
 
-def tokens_per_s(history: Sequence[Moment]) -> float:
+def tokens_per_s(history: Sequence[HistoryPoint]) -> float:
     """The mean of the last minute."""
     rates = [moment.tokens_per_s for moment in history if moment.age_s <= RATE_S]
     return sum(rates) / len(rates) if rates else 0.0
 
 
-def notable(readers: Iterable[ReaderStatus]) -> tuple[int, ...]:
+def highlighted_ranks(readers: Iterable[ReaderStatus]) -> tuple[int, ...]:
     """The ranks most worth a look, the first first: who is lost or missing, who is behind, who waits longest."""
-    return tuple(reader.rank for reader in sorted(readers, key=_interest)[:NOTABLE])
+    return tuple(reader.rank for reader in sorted(readers, key=_interest)[:HIGHLIGHTED])
 
 
 def _interest(reader: ReaderStatus) -> tuple[float, ...]:

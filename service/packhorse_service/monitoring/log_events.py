@@ -10,14 +10,14 @@ from typing import Any
 
 from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamPhase, StreamStatus
 
-__all__ = ["Change", "changes"]
+__all__ = ["LogEvent", "log_events"]
 
 NAMES_SHOWN = 8
 STALL_WARNED_S = 10.0  # shorter ones are on the status page, and in the metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LogEvent:
     """One event, for ``logging``."""
 
     level: int
@@ -25,27 +25,27 @@ class Change:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-def changes(before: ServerStatus, after: ServerStatus) -> Iterator[Change]:
+def log_events(before: ServerStatus, after: ServerStatus) -> Iterator[LogEvent]:
     """Of every stream."""
     for was, stream in zip(before.streams, after.streams, strict=True):
         for find in KINDS:
-            for change in find(was, stream):
-                yield Change(change.level, change.text, {"stream": stream.name, **change.fields})
+            for event in find(was, stream):
+                yield LogEvent(event.level, event.text, {"stream": stream.name, **event.fields})
 
 
-def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
     if after.phase is before.phase and after.attempt == before.attempt:
         return
     fields = {"attempt": after.attempt, "step": after.step, "readers": len(after.readers)}
     if after.phase is StreamPhase.RUNNING:
-        yield Change(logging.INFO, "all readers have met; the attempt runs", fields)
+        yield LogEvent(logging.INFO, "all readers have met; the attempt runs", fields)
     elif after.phase is StreamPhase.ENDED:
-        yield Change(logging.INFO, "every reader has taken the end of the data", fields)
+        yield LogEvent(logging.INFO, "every reader has taken the end of the data", fields)
     elif after.phase is StreamPhase.FORMING and before.phase is not after.phase:
-        yield Change(logging.INFO, "waiting for the readers to form an attempt", fields)
+        yield LogEvent(logging.INFO, "waiting for the readers to form an attempt", fields)
 
 
-def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
     """Who was lost, and who is back. Many at once are one line."""
     if not before.readers or after.phase not in (StreamPhase.RUNNING, StreamPhase.ENDED):
         return
@@ -55,11 +55,11 @@ def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
     back = [r for r in after.readers if not r.state.away and earlier[r.rank].state is ReaderState.LOST]
     left = [r for r in after.readers if r.state is ReaderState.LEFT and earlier[r.rank].state is not ReaderState.LEFT]
     if lost:
-        yield Change(logging.WARNING, f"lost {_names(lost)}: {lost[0].why}", {"readers": len(lost)})
+        yield LogEvent(logging.WARNING, f"lost {_names(lost)}: {lost[0].why}", {"readers": len(lost)})
     if back:
-        yield Change(logging.INFO, f"{_names(back)} is back", {"readers": len(back)})
+        yield LogEvent(logging.INFO, f"{_names(back)} is back", {"readers": len(back)})
     if left:
-        yield Change(logging.INFO, f"{_names(left)} has left", {"readers": len(left)})
+        yield LogEvent(logging.INFO, f"{_names(left)} has left", {"readers": len(left)})
 
 
 def _names(readers: Sequence[ReaderStatus]) -> str:
@@ -68,27 +68,27 @@ def _names(readers: Sequence[ReaderStatus]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
     """A stall is told once it has lasted, and its end where it was told."""
     was, now = before.stall, after.stall
     if now is not None and now.since_s >= STALL_WARNED_S and (was is None or was.since_s < STALL_WARNED_S):
         fields = {"cause": str(now.cause), "waiting": now.waiting, "seconds": now.since_s}
-        yield Change(logging.WARNING, f"stalled: {now.why}", fields)
+        yield LogEvent(logging.WARNING, f"stalled: {now.why}", fields)
     ended = was is not None and was.since_s >= STALL_WARNED_S and (now is None or now.cause is not was.cause)
     if was is not None and ended:
         fields = {"cause": str(was.cause), "seconds": was.since_s}
-        yield Change(logging.INFO, "the stall is over" if now is None else "the stall has another cause", fields)
+        yield LogEvent(logging.INFO, "the stall is over" if now is None else "the stall has another cause", fields)
 
 
-def _data(before: StreamStatus, after: StreamStatus) -> Iterator[Change]:
+def _data(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
     """Samples that were skipped, and epochs that ended."""
     for was, now in zip(before.sources, after.sources, strict=True):
         if now.skipped > was.skipped:
             text = f"source {now.name!r}: {now.skipped - was.skipped} more samples skipped for their content"
-            yield Change(logging.WARNING, text, {"source": now.name, "skipped": now.skipped})
+            yield LogEvent(logging.WARNING, text, {"source": now.name, "skipped": now.skipped})
         if now.epoch > was.epoch:
-            yield Change(logging.INFO, f"source {now.name!r} begins epoch {now.epoch}", {"source": now.name})
+            yield LogEvent(logging.INFO, f"source {now.name!r} begins epoch {now.epoch}", {"source": now.name})
 
 
-Finder = Callable[[StreamStatus, StreamStatus], Iterator[Change]]
+Finder = Callable[[StreamStatus, StreamStatus], Iterator[LogEvent]]
 KINDS: tuple[Finder, ...] = (_attempts, _readers, _stalls, _data)

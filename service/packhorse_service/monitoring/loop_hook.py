@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from packhorse_service.monitoring.collect import INTERVAL_S, Observer
+from packhorse_service.monitoring.collect import INTERVAL_S, StatusCollector
 from packhorse_service.monitoring.headline import headline, tokens_per_s
-from packhorse_service.monitoring.log_events import changes
-from packhorse_service.monitoring.recent_events import Recent
+from packhorse_service.monitoring.log_events import log_events
+from packhorse_service.monitoring.recent_events import RecentEvents
 from packhorse_service.monitoring.status import ServerStatus, StreamStatus
 from packhorse_service.server.logs import EVENTS
-from packhorse_service.server.systemd import Supervisor
+from packhorse_service.server.systemd import SystemdNotifier
 
-__all__ = ["Watch"]
+__all__ = ["LoopMonitor"]
 
 log = logging.getLogger("packhorse.server")
 events = logging.getLogger(EVENTS)
@@ -22,29 +22,31 @@ events = logging.getLogger(EVENTS)
 REPORT_S = 10.0
 
 
-class Watch:
+class LoopMonitor:
     """``turn`` is the loop's; ``latest`` may be called by any thread."""
 
-    def __init__(self, observer: Observer, recent: Recent, supervisor: Supervisor, clock: Callable[[], float]) -> None:
-        self._observer = observer
+    def __init__(
+        self, collector: StatusCollector, recent: RecentEvents, notifier: SystemdNotifier, clock: Callable[[], float]
+    ) -> None:
+        self._collector = collector
         self._recent = recent
-        self._supervisor = supervisor
+        self._notifier = notifier
         self._clock = clock
         self._turned_s = clock()
-        self._status = observer.observe(self._turned_s, 0)
+        self._status = collector.collect(self._turned_s, 0)
         self._next_look_s = 0.0
         self._next_report_s = 0.0
 
-    def turn(self, now: float, connections: int) -> None:
+    def on_turn(self, now: float, connections: int) -> None:
         """The loop has turned."""
         self._turned_s = now
         if now < self._next_look_s:
             return
         self._next_look_s = now + INTERVAL_S
-        before, self._status = self._status, self._observer.observe(now, connections)
-        for change in changes(before, self._status):
-            events.log(change.level, "%s", change.text, extra=change.fields)
-        self._supervisor.turning("; ".join(map(in_a_line, self._status.streams)))
+        before, self._status = self._status, self._collector.collect(now, connections)
+        for event in log_events(before, self._status):
+            events.log(event.level, "%s", event.text, extra=event.fields)
+        self._notifier.watchdog("; ".join(map(in_a_line, self._status.streams)))
         if now >= self._next_report_s:
             self._next_report_s = now + REPORT_S
             self._report(self._status)

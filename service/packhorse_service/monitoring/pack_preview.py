@@ -13,13 +13,13 @@ from packhorse.rows.row import Row
 from packhorse_service.framing import FramedStep
 from packhorse_service.monitoring.status import PackStatus
 
-__all__ = ["NOTHING_SHOWN", "Shown", "shown_of"]
+__all__ = ["NO_PREVIEW", "StepPreview", "preview_of"]
 
 PICTURED = 12  # rows
 NO_STEP = -1
 
 
-class Shown(NamedTuple):
+class StepPreview(NamedTuple):
     """Of one step, of which nothing else is kept. Fillers do not count."""
 
     step: int
@@ -29,16 +29,16 @@ class Shown(NamedTuple):
     snapshot_bytes: int = 0
 
 
-NOTHING_SHOWN = Shown(NO_STEP)
+NO_PREVIEW = StepPreview(NO_STEP)
 
 
-def shown_of(step: FramedStep, before: Shown) -> Shown:
+def preview_of(step: FramedStep, before: StepPreview) -> StepPreview:
     """The same as before where the step is."""
     if step.step == before.step:
         return before
     rows = [row for of_rank in step.rows for row in of_rank if not row.filler]
     slots = sum(row.width for row in rows) or 1
-    return Shown(
+    return StepPreview(
         step=step.step,
         fill=round(sum(int(_padded_lengths(row).sum()) for row in rows) / slots, 4),
         useful_fill=round(sum(row.num_tokens for row in rows) / slots, 4),

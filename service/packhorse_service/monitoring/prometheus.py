@@ -31,7 +31,7 @@ Sample = tuple[tuple[str, ...], float]  # label values, value
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StreamMetric:
     """A metric with the samples that a stream gives it; the first label is the stream's."""
 
     name: str
@@ -56,8 +56,8 @@ class _StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._latest()
         yield from _of_server(status)
-        for shown in SHOWN:
-            yield _of_streams(shown, status)
+        for metric in STREAM_METRICS:
+            yield _of_streams(metric, status)
 
 
 def _of_server(status: ServerStatus) -> Iterator[Metric]:
@@ -71,10 +71,10 @@ def _of_server(status: ServerStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily(PREFIX + "uptime_seconds", "Since the server started.", status.uptime_s)
 
 
-def _of_streams(shown: Shown, status: ServerStatus) -> Metric:
-    family = shown.kind(PREFIX + shown.name, shown.meaning, labels=["stream", *shown.labels])
+def _of_streams(metric: StreamMetric, status: ServerStatus) -> Metric:
+    family = metric.kind(PREFIX + metric.name, metric.meaning, labels=["stream", *metric.labels])
     for stream in status.streams:
-        for labels, value in shown.samples(stream):
+        for labels, value in metric.samples(stream):
             family.add_metric([stream.name, *labels], value)
     return family
 
@@ -123,17 +123,17 @@ def _information(stream: StreamStatus) -> Iterable[Sample]:
 
 def counter(
     name: str, meaning: str, samples: Callable[[StreamStatus], Iterable[Sample]], labels: tuple[str, ...] = ()
-) -> Shown:
-    return Shown(name, meaning, labels, samples, CounterMetricFamily)
+) -> StreamMetric:
+    return StreamMetric(name, meaning, labels, samples, CounterMetricFamily)
 
 
 def gauge(
     name: str, meaning: str, samples: Callable[[StreamStatus], Iterable[Sample]], labels: tuple[str, ...] = ()
-) -> Shown:
-    return Shown(name, meaning, labels, samples)
+) -> StreamMetric:
+    return StreamMetric(name, meaning, labels, samples)
 
 
-SHOWN = (
+STREAM_METRICS = (
     counter("steps", "Steps made.", _value(lambda s: s.steps)),
     counter("delivered_steps", "Steps taken by every reader.", _value(lambda s: s.delivered_steps)),
     counter("microbatches", "Micro-batches made, of all data-parallel ranks.", _value(lambda s: s.microbatches)),

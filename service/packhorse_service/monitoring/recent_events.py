@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from packhorse_service.monitoring.status import Event
 from packhorse_service.server.logs import Repetitions
 
-__all__ = ["Recent"]
+__all__ = ["RecentEvents"]
 
 KEPT = 50
 
 
-class Recent(logging.Handler):
+class RecentEvents(logging.Handler):
     """Keeps the last of them. ``clock`` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -33,7 +33,7 @@ class Recent(logging.Handler):
         return [Event(age_s=round(now - at_s, 1), level=level, text=text) for at_s, level, text in kept]
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def attached(self) -> Iterator[None]:
         """To all that is logged here, while inside."""
         logger = logging.getLogger("packhorse")
         logger.addHandler(self)

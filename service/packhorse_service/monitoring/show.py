@@ -15,14 +15,14 @@ from rich.text import Text
 
 from packhorse.errors import ProtocolError, TransportError
 from packhorse_service.monitoring.status import ServerStatus
-from packhorse_service.monitoring.status_client import Answer, ask
+from packhorse_service.monitoring.status_client import StatusAnswer, ask
 from packhorse_service.monitoring.terminal import headlines, plain, render
 from packhorse_service.text.formatting import duration
 
-__all__ = ["Outcome", "outcome", "show", "show_json", "watch"]
+__all__ = ["StatusExit", "exit_code", "show", "show_json", "watch"]
 
 
-class Outcome(IntEnum):
+class StatusExit(IntEnum):
     """Exit codes of ``packhorse status``."""
 
     WELL = 0
@@ -30,66 +30,66 @@ class Outcome(IntEnum):
     STALLED = 4
 
 
-def outcome(status: ServerStatus) -> Outcome:
+def exit_code(status: ServerStatus) -> StatusExit:
     """Whether every stream is served well now."""
     kept = any(stream.stall is not None or stream.failure is not None for stream in status.streams)
-    return Outcome.STALLED if kept else Outcome.WELL
+    return StatusExit.STALLED if kept else StatusExit.WELL
 
 
-def show(endpoint: str, console: Console) -> Outcome:
+def show(endpoint: str, console: Console) -> StatusExit:
     """The status, once. Raises as ``ask``."""
     status = ask(endpoint).status
     console.print(render(status))
-    return outcome(status)
+    return exit_code(status)
 
 
-def show_json(endpoint: str, write: Callable[[str], None]) -> Outcome:
+def show_json(endpoint: str, write: Callable[[str], None]) -> StatusExit:
     """What the server says, as JSON for people and programs. Raises as ``ask``."""
     answer = ask(endpoint)
     write(msgspec.json.format(answer.text, indent=2).decode())
-    return outcome(answer.status)
+    return exit_code(answer.status)
 
 
-def watch(endpoint: str, console: Console, interval_s: float) -> Outcome:
+def watch(endpoint: str, console: Console, interval_s: float) -> StatusExit:
     """The status every ``interval_s`` seconds, until Ctrl-C; a server that is gone for a while may come back.
 
     Where there is no terminal, a line for each stream each time. Raises as ``ask`` where the first time fails.
     """
-    view = View(endpoint, ask(endpoint), time.monotonic())
+    live = LiveStatus(endpoint, ask(endpoint), time.monotonic())
     try:
-        with _showing(console) as shown:
+        with _screen_of(console) as shown:
             while True:
-                shown(view)
-                view = view.again(interval_s)
+                shown(live)
+                live = live.refreshed(interval_s)
     except KeyboardInterrupt:
-        return Outcome.UNREACHABLE if view.error else outcome(view.last.status)
+        return StatusExit.UNREACHABLE if live.error else exit_code(live.last.status)
 
 
 @contextmanager
-def _showing(console: Console) -> Iterator[Callable[[View], None]]:
+def _screen_of(console: Console) -> Iterator[Callable[[LiveStatus], None]]:
     if not console.is_terminal:
-        yield lambda view: console.print(*view.lines(), sep="\n", soft_wrap=True)
+        yield lambda status: console.print(*status.lines(), sep="\n", soft_wrap=True)
         return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda view: live.update(view.screen(), refresh=True)
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+        yield lambda status: screen.update(status.screen(), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LiveStatus:
     """What was said last and when, and why nothing has been since."""
 
     endpoint: str
-    last: Answer
+    last: StatusAnswer
     said_s: float
     error: str = ""
 
-    def again(self, interval_s: float) -> View:
+    def refreshed(self, interval_s: float) -> LiveStatus:
         """After a pause."""
         time.sleep(interval_s)
         try:
-            return View(self.endpoint, ask(self.endpoint), time.monotonic())
+            return LiveStatus(self.endpoint, ask(self.endpoint), time.monotonic())
         except (TransportError, ProtocolError) as error:  # it may be on its way up
-            return View(self.endpoint, self.last, self.said_s, str(error))
+            return LiveStatus(self.endpoint, self.last, self.said_s, str(error))
 
     def screen(self) -> RenderableType:
         shown = render(self.last.status)

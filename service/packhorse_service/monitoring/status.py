@@ -14,9 +14,9 @@ __all__ = [
     "Cause",
     "Event",
     "Headline",
+    "HistoryPoint",
     "Level",
     "LoaderStatus",
-    "Moment",
     "PackStatus",
     "ReaderState",
     "ReaderStatus",
@@ -141,7 +141,7 @@ class PackStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class HistoryPoint:
     """One second of the past."""
 
     age_s: float
@@ -198,7 +198,7 @@ class StreamStatus:
     reconnects: int
     rejects: Mapping[str, int]  # by rule
     stalled_s: Mapping[str, float]  # by cause, to the second
-    history: tuple[Moment, ...] = ()  # oldest first
+    history: tuple[HistoryPoint, ...] = ()  # oldest first
     headline: Headline = Headline()  # filled in by ``words``
     notable: tuple[int, ...] = ()  # ranks worth a look, a few, the first first; the same
 

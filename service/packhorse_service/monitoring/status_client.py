@@ -18,7 +18,7 @@ from packhorse.errors import ConfigError, ProtocolError, TransportError
 from packhorse_service.config.addresses import BESIDE
 from packhorse_service.monitoring.status import ServerStatus
 
-__all__ = ["Answer", "ask", "status_url"]
+__all__ = ["StatusAnswer", "ask", "status_url"]
 
 PATH = "/status.json"
 TIMEOUT_S = 5.0
@@ -33,7 +33,7 @@ LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatusAnswer:
     """What a server said, and what it says with it."""
 
     status: ServerStatus
@@ -54,7 +54,7 @@ def status_url(endpoint: str) -> str:
     return f"http://{found['host']}:{port}{PATH}"
 
 
-def ask(endpoint: str, timeout_s: float = TIMEOUT_S) -> Answer:
+def ask(endpoint: str, timeout_s: float = TIMEOUT_S) -> StatusAnswer:
     """The status of the server at ``endpoint``.
 
     Raises ``ConfigError`` where ``endpoint`` is none, ``TransportError`` where nobody answers within ``timeout_s``
@@ -62,7 +62,7 @@ def ask(endpoint: str, timeout_s: float = TIMEOUT_S) -> Answer:
     """
     url = status_url(endpoint)
     text = _fetch(url, timeout_s)
-    return Answer(_read(url, text), text)
+    return StatusAnswer(_read(url, text), text)
 
 
 def _fetch(url: str, timeout_s: float) -> bytes:

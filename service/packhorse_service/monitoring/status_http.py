@@ -23,12 +23,12 @@ from prometheus_client.exposition import choose_encoder
 
 from packhorse.errors import ConfigError
 from packhorse_service.config.addresses import Address
-from packhorse_service.monitoring.headline import in_words
+from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.prometheus import registry_of
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.status_page import page
 
-__all__ = ["Monitor"]
+__all__ = ["StatusServer"]
 
 log = logging.getLogger("packhorse.monitor")
 
@@ -50,13 +50,13 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
 
 
-class Monitor:
+class StatusServer:
     """Bound to ``address``; ``url`` is where that is in fact. ``latest`` is called by other threads.
 
     Raises ``ConfigError`` where it cannot be bound.
@@ -66,8 +66,8 @@ class Monitor:
         self._latest = latest
         self._private = OURS.fullmatch(str(address)) is not None
         self._registry = registry_of(latest)
-        self._answers: dict[str, Callable[[str], Answer]] = {
-            "/": lambda _accept: Answer(page(), "text/html; charset=utf-8"),
+        self._answers: dict[str, Callable[[str], HttpAnswer]] = {
+            "/": lambda _accept: HttpAnswer(page(), "text/html; charset=utf-8"),
             "/status.json": self._status,
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -89,9 +89,9 @@ class Monitor:
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """One request (WSGI)."""
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            answer = Answer(b"only GET\n", status=HTTPStatus.METHOD_NOT_ALLOWED)
+            answer = HttpAnswer(b"only GET\n", status=HTTPStatus.METHOD_NOT_ALLOWED)
         elif self._private and not OURS.fullmatch(environ.get("HTTP_HOST", "localhost")):
-            answer = Answer(b"this is the monitor of this machine alone\n", status=HTTPStatus.MISDIRECTED_REQUEST)
+            answer = HttpAnswer(b"this is the monitor of this machine alone\n", status=HTTPStatus.MISDIRECTED_REQUEST)
         else:
             found = self._answers.get(environ["PATH_INFO"])
             answer = found(environ.get("HTTP_ACCEPT", "")) if found else _nothing(self._answers)
@@ -99,21 +99,21 @@ class Monitor:
         start_response(f"{answer.status.value} {answer.status.phrase}", list(headers.items()))
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [answer.body]
 
-    def _status(self, _accept: str) -> Answer:
-        return Answer(msgspec.json.encode(in_words(self._latest())), "application/json")
+    def _status(self, _accept: str) -> HttpAnswer:
+        return HttpAnswer(msgspec.json.encode(with_headline(self._latest())), "application/json")
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> HttpAnswer:
         encode, kind = choose_encoder(accept)
-        return Answer(encode(self._registry), kind)
+        return HttpAnswer(encode(self._registry), kind)
 
-    def _healthz(self, _accept: str) -> Answer:
+    def _healthz(self, _accept: str) -> HttpAnswer:
         """Whether the data loop turns. Who is connected does not matter: to kill the server would help nobody."""
         age_s = self._latest().age_s
         if age_s > TURNS_WITHIN_S:
             return _unavailable(f"the data loop last turned {age_s:.0f} s ago")
-        return Answer(f"ok: the data loop last turned {age_s:.1f} s ago\n".encode())
+        return HttpAnswer(f"ok: the data loop last turned {age_s:.1f} s ago\n".encode())
 
-    def _readyz(self, accept: str) -> Answer:
+    def _readyz(self, accept: str) -> HttpAnswer:
         """Whether a reader that comes now is served: the contract holds, and the first step is made."""
         status = self._latest()
         if not status.ready:
@@ -122,12 +122,12 @@ class Monitor:
         return self._healthz(accept)
 
 
-def _unavailable(why: str) -> Answer:
-    return Answer(f"{why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+def _unavailable(why: str) -> HttpAnswer:
+    return HttpAnswer(f"{why}\n".encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _nothing(answers: Iterable[str]) -> Answer:
-    return Answer(f"nothing here; there are {' '.join(answers)}\n".encode(), status=HTTPStatus.NOT_FOUND)
+def _nothing(answers: Iterable[str]) -> HttpAnswer:
+    return HttpAnswer(f"nothing here; there are {' '.join(answers)}\n".encode(), status=HTTPStatus.NOT_FOUND)
 
 
 # Listening ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from packhorse_service.monitoring.headline import STALLED_BY, in_words
+from packhorse_service.monitoring.headline import STALLED_BY, with_headline
 from packhorse_service.monitoring.status import (
     Level,
     ReaderState,
@@ -42,12 +42,12 @@ STATES = {
 
 def render(status: ServerStatus) -> Group:
     """All of it."""
-    return Group(*_lines(in_words(status)))
+    return Group(*_lines(with_headline(status)))
 
 
 def headlines(status: ServerStatus) -> Iterator[Text]:
     """A line for each stream: how it does, as the page says it."""
-    for stream in in_words(status).streams:
+    for stream in with_headline(status).streams:
         yield _headline(stream)
 
 

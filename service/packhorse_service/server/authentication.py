@@ -28,7 +28,7 @@ from packhorse_service.config.serve_config import CurveConfig
 from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.stream_spec import readers_of
 
-__all__ = ["ALL", "Client", "Clients", "Curve", "Gate", "Ranks", "load_clients", "load_curve"]
+__all__ = ["ALL", "Client", "ClientAuthenticator", "Clients", "Curve", "Ranks", "load_clients", "load_curve"]
 
 log = logging.getLogger("packhorse.keys")
 
@@ -109,7 +109,7 @@ class Curve:
     secret: bytes = field(repr=False)
 
 
-class Gate:
+class ClientAuthenticator:
     """Lets in who is on the list, as ``zmq.auth`` asks; a key that is not is logged once."""
 
     def __init__(self, clients: Clients) -> None:

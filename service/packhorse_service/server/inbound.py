@@ -1,6 +1,6 @@
-"""Who is heard: what arrives at the server's socket, decoded, within the allowances of ``admission``.
+"""What arrives at the server's socket, decoded, as far as ``protocol.admission`` lets it through.
 
-Connections that take more than theirs are closed here. What their messages mean is for the sessions.
+Connections that go beyond their limits are closed here. What their messages mean is for the sessions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from packhorse.errors import ProtocolError
 from packhorse.wire.messages import ErrorCode, Frames, Hello, Message, ServerError, decode, encode
-from packhorse_service.protocol.admission import Admission, Limits, Verdict
+from packhorse_service.protocol.admission import Admission, Decision, Limits
 from packhorse_service.server.router import Arrival, Router
-from packhorse_service.server.zmq_connections import Change
+from packhorse_service.server.zmq_connections import ConnectionChange
 
-__all__ = ["Door", "Heard"]
+__all__ = ["InboundFilter", "InboundMessage"]
 
 log = logging.getLogger("packhorse.server")
 
 
-class Heard(NamedTuple):
+class InboundMessage(NamedTuple):
     """A message, who said it, the number of its connection, and its public key, if any."""
 
     peer: bytes
@@ -30,95 +30,98 @@ class Heard(NamedTuple):
     extra: Frames
 
 
-class Door:
-    """Of one router. ``stream`` is named to those who say what names none."""
+class InboundFilter:
+    """Filter between one router and the sessions; counts what it sends, as credit for answers.
+
+    ``stream`` is named to those who say what names none.
+    """
 
     def __init__(self, router: Router, limits: Limits, stream: str) -> None:
         self._router = router
         self._admission = Admission(limits)
         self._stream = stream
-        self._gone: list[bytes] = []
+        self._closed_peers: list[bytes] = []
 
     @property
-    def look_s(self) -> float:
-        """How soon connections are to be looked at again."""
-        return self._admission.look_s
+    def audit_interval_s(self) -> float:
+        """Seconds until connections are to be audited again."""
+        return self._admission.audits.interval_s
 
     @property
     def connections(self) -> int:
-        """That are open."""
+        """Number of open connections."""
         return len(self._admission)
 
-    def gone(self) -> list[bytes]:
-        """Whose connections have ended since this was last asked. Something that they said may still be to be heard."""
-        gone, self._gone = self._gone, []
-        return gone
+    def closed_peers(self) -> list[bytes]:
+        """Return whose connections have ended since the last call. A message of theirs may still wait to be read."""
+        closed, self._closed_peers = self._closed_peers, []
+        return closed
 
-    def follow(self, now: float) -> None:
-        """Follow who connects and leaves."""
+    def track_connections(self, now: float) -> None:
+        """Take note of connections that were opened and closed, and close those beyond the limits."""
         for change, connection in self._router.connections.changes():
-            if change is Change.CLOSED:
-                self._gone += filter(None, [self._admission.closed(connection)])
+            if change is ConnectionChange.CLOSED:
+                self._closed_peers += filter(None, [self._admission.closed(connection)])
             else:
-                self._abides(connection, self._admission.opened(connection, now))
+                self._apply(connection, self._admission.opened(connection, now))
 
-    def look(self, now: float) -> None:
-        """Close connections that say nothing, and those that send what becomes no message; every ``look_s``."""
-        for connection in self._admission.silent(now):
-            self._router.connections.shut(connection)
-        for connection in self._admission.to_look_at(now):
-            arrived = self._router.connections.arrived(connection)
-            if arrived is not None:
-                self._abides(connection, self._admission.arrived(connection, arrived))
-        closed = self._admission.report(now)
+    def audit(self, now: float) -> None:
+        """Close connections that say nothing, and those that send what becomes no message."""
+        for connection in self._admission.overdue(now):
+            self._router.connections.disconnect(connection)
+        for connection in self._admission.to_audit(now):
+            received = self._router.connections.bytes_received(connection)
+            if received is not None:
+                self._apply(connection, self._admission.received(connection, received))
+        closed = self._admission.closures.report(now)
         if closed is not None:
             log.warning("%s", closed)
 
-    def heard(self, now: float) -> Iterator[Heard]:
-        """Some of what has arrived and may be looked at."""
+    def receive(self, now: float) -> Iterator[InboundMessage]:
+        """Yield some of the messages that have arrived and are admitted."""
         for arrival in self._router.messages():
             if arrival.connection not in self._admission:
-                self.follow(now)  # that it has come was told before it could speak
+                self.track_connections(now)  # that it was opened is told before it can speak
             size = sum(map(len, arrival.frames))
-            if self._abides(arrival.connection, self._admission.hears(arrival.connection, arrival.peer, size, now)):
-                heard = self._decoded(arrival, now)
-                if heard is not None:
-                    yield heard
+            if self._apply(arrival.connection, self._admission.admit(arrival.connection, arrival.peer, size, now)):
+                inbound = self._decode(arrival, now)
+                if inbound is not None:
+                    yield inbound
 
-    def _decoded(self, arrival: Arrival, now: float) -> Heard | None:
+    def _decode(self, arrival: Arrival, now: float) -> InboundMessage | None:
         try:
             message, extra = decode(arrival.frames)
         except ProtocolError as error:
-            if self.bears(arrival.connection, now):
-                self._refuse(arrival.peer, str(error), now)
+            if self.allow_error(arrival.connection, now):
+                self._answer_error(arrival.peer, str(error), now)
             return None
-        if isinstance(message, Hello) and not self._abides(
-            arrival.connection, self._admission.greets(arrival.connection, now)
+        if isinstance(message, Hello) and not self._apply(
+            arrival.connection, self._admission.admit_hello(arrival.connection, now)
         ):
             return None
-        return Heard(arrival.peer, arrival.connection, arrival.key, message, extra)
+        return InboundMessage(arrival.peer, arrival.connection, arrival.key, message, extra)
 
-    def _refuse(self, peer: bytes, message: str, now: float) -> None:
-        if self._admission.logs(now):
+    def _answer_error(self, peer: bytes, message: str, now: float) -> None:
+        if self._admission.allow_log_line(now):
             log.warning("a message that the protocol does not allow: %s", message)
         error = ServerError(stream=self._stream, code=ErrorCode.HELLO, message=message, fatal=True)
         self.send(peer, [encode(error)])
 
-    def greeted(self, connection: int) -> None:
-        """Its HELLO was valid."""
-        self._admission.greeted(connection)
+    def hello_accepted(self, connection: int) -> None:
+        """Note that the HELLO on this connection was valid."""
+        self._admission.hello_accepted(connection)
 
-    def bears(self, connection: int, now: float) -> bool:
-        """It said what it may not: whether it may stay, and be answered."""
-        return self._abides(connection, self._admission.offended(connection, now))
+    def allow_error(self, connection: int, now: float) -> bool:
+        """Count a message that the protocol does not allow; return whether its connection stays, and is answered."""
+        return self._apply(connection, self._admission.allow_error(connection, now))
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether there still is such a connection."""
-        self._admission.told(peer)
+        """Send a message; return whether there still is such a connection."""
+        self._admission.credit(peer)
         return self._router.send(peer, frames)
 
-    def _abides(self, connection: int, verdict: Verdict) -> bool:
-        """Whether it is heard; it may be closed instead."""
-        if verdict is Verdict.CLOSE:
-            self._router.connections.shut(connection)
-        return verdict is Verdict.HEAR
+    def _apply(self, connection: int, decision: Decision) -> bool:
+        """Close the connection where that was decided; return whether it is admitted."""
+        if decision is Decision.CLOSE:
+            self._router.connections.disconnect(connection)
+        return decision is Decision.ADMIT

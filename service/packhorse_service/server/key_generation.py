@@ -21,7 +21,7 @@ from packhorse.errors import ConfigError
 from packhorse.transport.key_files import read_key_pair, require_curve
 from packhorse_service.server.authentication import Ranks, load_clients
 
-__all__ = ["CLIENTS_FILE", "SERVER_FILE", "Made", "make_client", "make_server"]
+__all__ = ["CLIENTS_FILE", "SERVER_FILE", "WrittenFile", "make_client", "make_server"]
 
 SERVER_FILE = "server.key"
 CLIENTS_FILE = "clients.toml"
@@ -51,23 +51,23 @@ ranks = "{ranks}"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class WrittenFile:
     """A file that was written, and for whom it is."""
 
     path: Path
     purpose: str
 
 
-def make_server(folder: Path) -> Made:
+def make_server(folder: Path) -> WrittenFile:
     """Make ``server.key``, and the folder where it is missing. Raises ``ConfigError``."""
     _require_folder(folder)
     public, secret = _pair()
     path = folder / SERVER_FILE
     _write_private(path, SERVER_TEXT.format(public=public, secret=secret))
-    return Made(path, "secret, for the server alone")
+    return WrittenFile(path, "secret, for the server alone")
 
 
-def make_client(folder: Path, name: str, ranks: str) -> tuple[Made, Made]:
+def make_client(folder: Path, name: str, ranks: str) -> tuple[WrittenFile, WrittenFile]:
     """Make ``NAME.key`` and name it in ``clients.toml``. Raises ``ConfigError``."""
     may = Ranks.parse(ranks, "--ranks")
     clients = folder / CLIENTS_FILE
@@ -88,8 +88,8 @@ def make_client(folder: Path, name: str, ranks: str) -> tuple[Made, Made]:
     _write_private(path, CLIENT_TEXT.format(name=name, public=public, secret=secret, server=server.decode()))
     _append(clients, CLIENT_SECTION.format(name=name, public=public, ranks=may.text))
     return (
-        Made(path, f"secret, for {may}"),
-        Made(clients, "for the server: who may connect, no secrets"),
+        WrittenFile(path, f"secret, for {may}"),
+        WrittenFile(clients, "for the server: who may connect, no secrets"),
     )
 
 

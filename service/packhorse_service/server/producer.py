@@ -27,7 +27,7 @@ log = logging.getLogger("packhorse.producer")
 class Made:
     generation: int
     step: FramedStep | None
-    snapshot_after: bytes = b""  # the snapshot behind the end of a pass
+    snapshot_after: bytes = b""  # of the end of a pass
 
 
 @dataclass(frozen=True, slots=True)

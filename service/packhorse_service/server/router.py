@@ -16,7 +16,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from packhorse.errors import ConfigError, TransportError
 from packhorse.transport.polling import HEARTBEATS, PollResult, SocketPoller, Waker, has_message, set_options
 from packhorse.wire.messages import Frames
-from packhorse_service.server.authentication import Curve, Gate
+from packhorse_service.server.authentication import ClientAuthenticator, Curve
 from packhorse_service.server.bind_policy import require_private, require_private_folder
 from packhorse_service.server.socket_file import SocketFile
 from packhorse_service.server.zmq_connections import Connections
@@ -60,7 +60,7 @@ class Router:
         self._waker = Waker()
         self._context = zmq.Context()
         self._curve = curve
-        self._gatekeeper = None if curve is None else self._keep_gate(curve)
+        self._zap_thread = None if curve is None else self._start_zap_thread(curve)
         self._socket = self._context.socket(zmq.ROUTER)
         self.connections = Connections(self._context, self._socket)
         self._bind(listen)
@@ -70,12 +70,12 @@ class Router:
             self._socket_file.keep_private()
         self._poller = SocketPoller(self._socket, self.connections.monitor, self._waker)
 
-    def _keep_gate(self, curve: Curve) -> ThreadAuthenticator:
+    def _start_zap_thread(self, curve: Curve) -> ThreadAuthenticator:
         """It answers before anything is bound: there is no moment in which anybody can connect."""
-        gatekeeper = ThreadAuthenticator(self._context)
-        gatekeeper.configure_curve_callback(ZAP_DOMAIN, Gate(curve.clients))
-        gatekeeper.start()
-        return gatekeeper
+        zap_thread = ThreadAuthenticator(self._context)
+        zap_thread.configure_curve_callback(ZAP_DOMAIN, ClientAuthenticator(curve.clients))
+        zap_thread.start()
+        return zap_thread
 
     def _bind(self, listen: str) -> None:
         router = self._socket
@@ -114,7 +114,7 @@ class Router:
 
         Raises ``TransportError`` where the thread that lets clients in is gone: they would wait and never hear why.
         """
-        if self._gatekeeper is not None and not self._gatekeeper.is_alive():
+        if self._zap_thread is not None and not self._zap_thread.is_alive():
             raise TransportError("the thread that checks the keys of clients has ended; start the server again")
         return self._poller.wait(timeout_ms)
 
@@ -124,7 +124,7 @@ class Router:
             if not has_message(self._socket):
                 return
             peer = self._socket.recv(copy=False)
-            frames, connection = self._frames(), _connection_of(peer)
+            frames, connection = self._frames(), _connection_number(peer)
             if connection is not None:
                 yield Arrival(peer.bytes, connection, self._key_of(peer), frames)
 
@@ -168,12 +168,12 @@ class Router:
         self._waker.close()
 
     def _end_context(self) -> None:
-        if self._gatekeeper is not None:
-            self._gatekeeper.stop()
+        if self._zap_thread is not None:
+            self._zap_thread.stop()
         self._context.term()
 
 
-def _connection_of(peer: zmq.Frame) -> int | None:
+def _connection_number(peer: zmq.Frame) -> int | None:
     """The number of its connection; none for ZeroMQ before 3.0, which has no handshake: anything passes for it."""
     try:
         return int(peer.get(zmq.SRCFD))

@@ -1,6 +1,6 @@
 """The server's clock, and the thread that owns its socket (``router``).
 
-What arrives and may be heard (``door``) it gives to the session of the stream that it names, and carries out
+What arrives and may be heard (``inbound``) it gives to the session of the stream that it names, and carries out
 the effects.
 Each stream has a thread of its own that runs its pipeline (``producer``).
 
@@ -27,10 +27,10 @@ from packhorse.wire.messages import Bye, Hello, Message, Reject, ServerError, en
 from packhorse_service.config.addresses import Address
 from packhorse_service.loading.engine import Engine
 from packhorse_service.mixing.source_counts import describe_counts
-from packhorse_service.monitoring.collect import Observer
-from packhorse_service.monitoring.loop_hook import Watch
-from packhorse_service.monitoring.recent_events import Recent
-from packhorse_service.monitoring.status_http import Monitor
+from packhorse_service.monitoring.collect import StatusCollector
+from packhorse_service.monitoring.loop_hook import LoopMonitor
+from packhorse_service.monitoring.recent_events import RecentEvents
+from packhorse_service.monitoring.status_http import StatusServer
 from packhorse_service.pipeline.run import StreamPlan
 from packhorse_service.protocol.admission import Limits
 from packhorse_service.protocol.readers import Phase
@@ -38,19 +38,19 @@ from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.stream_session import Effect, Make, Restore, Send, StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import Curve
-from packhorse_service.server.inbound import Door, Heard
+from packhorse_service.server.inbound import InboundFilter, InboundMessage
 from packhorse_service.server.producer import Failed, Made, NotRestored, Producer, Restored
 from packhorse_service.server.router import Router
-from packhorse_service.server.systemd import Supervisor
+from packhorse_service.server.systemd import SystemdNotifier
 
 __all__ = ["Ending", "Server", "publish"]
 
 log = logging.getLogger("packhorse.server")
 
 END_GRACE_S = 60.0
-FAREWELL_S = 5.0
-REFUSALS = (ServerError, Reject)
-PRODUCERS_S = 1.0  # they may be waiting for a read that never returns
+FAILURE_GRACE_S = 5.0
+REJECTIONS = (ServerError, Reject)
+PRODUCER_JOIN_S = 1.0  # they may be waiting for a read that never returns
 
 
 class Ending(Enum):
@@ -62,7 +62,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedStream:
     """One stream: its half of the protocol, and the thread that makes its steps."""
 
     name: str
@@ -93,7 +93,7 @@ class Server:
         self._router = Router(listen, curve=curve, insecure=insecure)
         self.endpoint = self._router.endpoint
         self._streams = {
-            plan.name: Served(
+            plan.name: ServedStream(
                 plan.name,
                 StreamSession(
                     StreamSpec(
@@ -112,17 +112,17 @@ class Server:
         }
         self._first, *self._further = self._streams.values()
         readers = sum(len(stream.session.spec.readers) for stream in self._streams.values())
-        self._door = Door(self._router, Limits.for_readers(readers), self._first.name)
+        self._inbound = InboundFilter(self._router, Limits.for_readers(readers), self._first.name)
         self._wrong_claims: set[Violation] = set()  # that were logged
         self._stopping: str | None = None
         self._failed_s = 0.0
-        self._supervisor = Supervisor()
-        self._recent = Recent(time.monotonic)
+        self._notifier = SystemdNotifier()
+        self._recent = RecentEvents(time.monotonic)
         watched = [(stream.session, stream.producer) for stream in self._streams.values()]
-        observer = Observer(self.endpoint, watched, time.monotonic())
-        self._watch = Watch(observer, self._recent, self._supervisor, time.monotonic)
+        collector = StatusCollector(self.endpoint, watched, time.monotonic())
+        self._monitoring = LoopMonitor(collector, self._recent, self._notifier, time.monotonic)
         try:
-            self._monitor = None if monitor is None else Monitor(monitor, self._watch.latest)
+            self._monitor = None if monitor is None else StatusServer(monitor, self._monitoring.latest)
         except ConfigError:
             self._router.close()
             raise
@@ -158,7 +158,7 @@ class Server:
 
         Raises ``PackhorseError`` where a stream failed; its readers have been told the same.
         """
-        with self._recent.listening():
+        with self._recent.attached():
             try:
                 self._start()
                 ending = self._loop()
@@ -174,10 +174,10 @@ class Server:
             stream.producer.start()
         if self._monitor is not None:
             self._monitor.start()
-        self._supervisor.ready(f"listening on {self.endpoint}")
+        self._notifier.ready(f"listening on {self.endpoint}")
         self._carry_out(self._first, self._first.session.warm_up())
 
-    def _label(self, stream: Served) -> str:
+    def _label(self, stream: ServedStream) -> str:
         """Whose line it is, where there are several streams."""
         return f"stream {stream.name!r}: " if self._further else ""
 
@@ -185,18 +185,18 @@ class Server:
         looked = 0.0
         first = self._first.session
         while self._stopping is None and not first.done:
-            polled = self._router.wait(int(1000 * self._door.look_s))
+            polled = self._router.wait(int(1000 * self._inbound.audit_interval_s))
             now = time.monotonic()
             if polled.woken:
                 self._take_results(now)
             if polled.connections:
-                self._door.follow(now)
+                self._inbound.track_connections(now)
             if polled.messages:
-                self._read(now)
-            if now - looked < self._door.look_s:
+                self._receive(now)
+            if now - looked < self._inbound.audit_interval_s:
                 continue
             looked = now
-            self._tick(now)
+            self._housekeeping(now)
             self._leave_if_failed(now)
             if first.phase is Phase.ENDED and now - self._last_needed_s > self._end_grace_s:
                 log.warning("not every reader has said BYE %.0f s after the end; leaving", self._end_grace_s)
@@ -206,15 +206,15 @@ class Server:
         log.info("stopped by %s; readers wait for a server, and go on where they stand", self._stopping)
         return Ending.STOPPED
 
-    def _tick(self, now: float) -> None:
+    def _housekeeping(self, now: float) -> None:
         """What need not be done with every message."""
-        self._door.look(now)
-        gone = self._door.gone()
+        self._inbound.audit(now)
+        gone = self._inbound.closed_peers()
         for stream in self._streams.values():
             for peer in gone:
                 stream.session.lost(peer)
             self._carry_out(stream, stream.session.tick(now))
-        self._watch.turn(now, self._door.connections)
+        self._monitoring.on_turn(now, self._inbound.connections)
 
     @property
     def _last_needed_s(self) -> float:
@@ -234,28 +234,28 @@ class Server:
                     text = f"stream {self._first.name!r} has failed, and the server ends: {failure}"
                     self._carry_out(stream, stream.session.fail(text))
         heard = all(stream.session.failure_heard for stream in self._streams.values())
-        if heard or now - self._failed_s > FAREWELL_S:
+        if heard or now - self._failed_s > FAILURE_GRACE_S:
             raise StreamFailed(failure)
 
-    def _read(self, now: float) -> None:
-        for heard in self._door.heard(now):
+    def _receive(self, now: float) -> None:
+        for heard in self._inbound.receive(now):
             stream = self._streams.get(heard.message.stream)
             if stream is not None:
-                self._take(stream, heard, now)
-            elif not isinstance(heard.message, Bye) and self._door.bears(heard.connection, now):
-                self._refuse_stream(heard.peer, heard.message)
+                self._dispatch(stream, heard, now)
+            elif not isinstance(heard.message, Bye) and self._inbound.allow_error(heard.connection, now):
+                self._reject_unknown_stream(heard.peer, heard.message)
 
-    def _take(self, stream: Served, heard: Heard, now: float) -> None:
+    def _dispatch(self, stream: ServedStream, heard: InboundMessage, now: float) -> None:
         """One message to a stream. One that is answered with an error counts against its connection."""
         message = heard.message
-        effects = self._claim_refused(stream, heard) or stream.session.receive(heard.peer, message, heard.extra, now)
-        if _refused(heard.peer, effects):
-            self._door.bears(heard.connection, now)
+        effects = self._reject_claim(stream, heard) or stream.session.receive(heard.peer, message, heard.extra, now)
+        if _is_rejected(heard.peer, effects):
+            self._inbound.allow_error(heard.connection, now)
         elif isinstance(message, Hello):
-            self._door.greeted(heard.connection)
+            self._inbound.hello_accepted(heard.connection)
         self._carry_out(stream, effects)
 
-    def _claim_refused(self, stream: Served, heard: Heard) -> list[Effect]:
+    def _reject_claim(self, stream: ServedStream, heard: InboundMessage) -> list[Effect]:
         """Where this key may not be this reader. That comes before everything else: others learn no contract.
 
         Only HELLO claims a rank. All that follows is bound to the connection that said it, and so to its key.
@@ -272,7 +272,7 @@ class Server:
             log.warning("%s%s", self._label(stream), named[0])
         return [session.reject(heard.peer, named)]
 
-    def _refuse_stream(self, peer: bytes, message: Message) -> None:
+    def _reject_unknown_stream(self, peer: bytes, message: Message) -> None:
         """There is no such stream here; say which there are."""
         want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
         violations = (refusal("STREAM", "stream", want, message.stream, remedy),)
@@ -284,7 +284,7 @@ class Server:
             while not stream.producer.results.empty():
                 self._take_result(stream, now)
 
-    def _take_result(self, stream: Served, now: float) -> None:
+    def _take_result(self, stream: ServedStream, now: float) -> None:
         session = stream.session
         match stream.producer.results.get():
             case Made(generation, step, snapshot_after):
@@ -297,22 +297,22 @@ class Server:
                 log.error("%s%s", self._label(stream), message)
                 self._carry_out(stream, session.fail(message))
 
-    def _carry_out(self, stream: Served, effects: list[Effect]) -> None:
+    def _carry_out(self, stream: ServedStream, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send(peer, message, extra):
-                    if not self._door.send(peer, [encode(message), *extra]):
+                    if not self._inbound.send(peer, [encode(message), *extra]):
                         stream.session.lost(peer)
                 case Make() | Restore():
                     stream.producer.requests.put(effect)
 
     def _close(self) -> None:
         """Within a few seconds: what was sent has a moment to leave, a read that never returns is not waited for."""
-        self._supervisor.stopping()
+        self._notifier.stopping()
         for stream in self._streams.values():
             stream.producer.requests.put(None)
         self._router.close()
-        deadline = time.monotonic() + PRODUCERS_S
+        deadline = time.monotonic() + PRODUCER_JOIN_S
         for stream in self._streams.values():
             stream.producer.join(timeout=max(0.0, deadline - time.monotonic()))
             for line in describe_counts(stream.producer.counts):
@@ -321,10 +321,11 @@ class Server:
             self._monitor.close()
 
 
-def _refused(peer: bytes, effects: list[Effect]) -> bool:
+def _is_rejected(peer: bytes, effects: list[Effect]) -> bool:
     """Whether this peer is told that it may not have said what it said."""
     return any(
-        isinstance(effect, Send) and isinstance(effect.message, REFUSALS) and effect.peer == peer for effect in effects
+        isinstance(effect, Send) and isinstance(effect.message, REJECTIONS) and effect.peer == peer
+        for effect in effects
     )
 
 

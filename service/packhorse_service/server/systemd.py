@@ -11,19 +11,19 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = ["Supervisor"]
+__all__ = ["SystemdNotifier"]
 
 log = logging.getLogger("packhorse.server")
 
 
-class Supervisor:
+class SystemdNotifier:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def ready(self, status: str) -> None:
         self._say(f"READY=1\nSTATUS={status}")
 
-    def turning(self, status: str) -> None:
+    def watchdog(self, status: str) -> None:
         """Feed the watchdog."""
         self._say(f"WATCHDOG=1\nSTATUS={status}")
 

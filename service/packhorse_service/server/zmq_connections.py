@@ -18,7 +18,7 @@ import zmq
 
 from packhorse.transport.polling import has_message
 
-__all__ = ["Change", "Connections"]
+__all__ = ["ConnectionChange", "Connections"]
 
 COUNTED = (socket.AF_INET, socket.AF_INET6)
 EVENT = struct.Struct("=Hi")  # what it is, and of which connection
@@ -26,12 +26,15 @@ RECEIVED = struct.Struct("128xQ")  # tcpi_bytes_received of Linux's struct tcp_i
 CHANGES_AT_ONCE = 8192
 
 
-class Change(Enum):
+class ConnectionChange(Enum):
     OPENED = auto()
     CLOSED = auto()
 
 
-EVENTS: dict[int, Change] = {zmq.EVENT_ACCEPTED: Change.OPENED, zmq.EVENT_DISCONNECTED: Change.CLOSED}
+EVENTS: dict[int, ConnectionChange] = {
+    zmq.EVENT_ACCEPTED: ConnectionChange.OPENED,
+    zmq.EVENT_DISCONNECTED: ConnectionChange.CLOSED,
+}
 
 
 class Connections:
@@ -47,7 +50,7 @@ class Connections:
         self.monitor.setsockopt(zmq.LINGER, 0)
         self.monitor.connect(address)
 
-    def changes(self) -> Iterator[tuple[Change, int]]:
+    def changes(self) -> Iterator[tuple[ConnectionChange, int]]:
         """Some of what has happened since: whoever connects very fast does not keep the thread here."""
         for _ in repeat(None, CHANGES_AT_ONCE):
             if not has_message(self.monitor):
@@ -56,21 +59,21 @@ class Connections:
             kind, connection = EVENT.unpack(event)
             yield EVENTS[kind], connection
 
-    def shut(self, connection: int) -> None:
+    def disconnect(self, connection: int) -> None:
         """End a connection. One that has ended meanwhile is left alone, whatever has its number now."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as held:
-            if _place(held) == self._own_place():
+            if _local_end(held) == self._own_end():
                 held.shutdown(socket.SHUT_RDWR)
 
-    def arrived(self, connection: int) -> int | None:
+    def bytes_received(self, connection: int) -> int | None:
         """Bytes that have ever arrived on it, read or not; ``None`` where nobody counts them, or it has ended."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as held:
-            if _place(held) == self._own_place() and held.family in COUNTED:
+            if _local_end(held) == self._own_end() and held.family in COUNTED:
                 info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size)
                 return int(RECEIVED.unpack(info)[0]) if len(info) == RECEIVED.size else None
         return None
 
-    def _own_place(self) -> object:
+    def _own_end(self) -> object:
         if self._listens_at is None:
             endpoint = self._listener.getsockopt_string(zmq.LAST_ENDPOINT)
             scheme, _, rest = endpoint.partition("://")
@@ -83,7 +86,7 @@ class Connections:
         self.monitor.close(linger=0)
 
 
-def _place(connected: socket.socket) -> object:
+def _local_end(connected: socket.socket) -> object:
     """Where a connection ends on this side: its port, or the name of its socket."""
     name = connected.getsockname()
     if isinstance(name, tuple):

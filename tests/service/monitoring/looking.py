@@ -1,4 +1,4 @@
-"""What an observer sees of a real stream, in this process and without a socket."""
+"""What an collector sees of a real stream, in this process and without a socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from packhorse_service.config.serve_config import ServeConfig
-from packhorse_service.monitoring.collect import Observer
+from packhorse_service.monitoring.collect import StatusCollector
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.pipeline.run import plan_stream
 from packhorse_service.protocol.effects import Make
@@ -42,7 +42,7 @@ class Looking:
                 readers=readers_of(plan.layout),
             )
         )
-        self.observer = Observer("tcp://127.0.0.1:5555", [(self.session, self.producer)], 0.0)
+        self.collector = StatusCollector("tcp://127.0.0.1:5555", [(self.session, self.producer)], 0.0)
 
     def make(self, steps: int) -> None:
         """So many steps, whatever the readers have taken."""
@@ -68,6 +68,6 @@ def looked_at(steps: int, now: float = 10.0) -> ServerStatus:
         looking = Looking(Path(folder))
         try:
             looking.make(steps)
-            return looking.observer.observe(now, connections=0)
+            return looking.collector.collect(now, connections=0)
         finally:
             looking.close()

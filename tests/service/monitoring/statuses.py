@@ -12,12 +12,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from packhorse_service.monitoring.headline import in_words
+from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.status import (
     Cause,
     Event,
+    HistoryPoint,
     LoaderStatus,
-    Moment,
     PackStatus,
     ReaderState,
     ReaderStatus,
@@ -51,13 +51,13 @@ def a_status(readers: int = 4, /, **changes: Any) -> ServerStatus:
             Event(age_s=500.0, level="error", text="a loader process died, and was replaced"),
         ),
     }
-    return in_words(ServerStatus(**described | changes))
+    return with_headline(ServerStatus(**described | changes))
 
 
 def with_stream(status: ServerStatus, **changes: Any) -> ServerStatus:
     """The same with another first stream."""
     first, *others = status.streams
-    return in_words(replace(status, streams=(replace(first, **changes), *others)))
+    return with_headline(replace(status, streams=(replace(first, **changes), *others)))
 
 
 def a_stream(readers: int = 4, /, **changes: Any) -> StreamStatus:
@@ -168,9 +168,9 @@ def _pack(rank: int, index: int) -> PackStatus:
     )
 
 
-def _moment(age: int, readers: int) -> Moment:
+def _moment(age: int, readers: int) -> HistoryPoint:
     gust = 1 + (age * 37 % 11 - 5) / 40
-    return Moment(
+    return HistoryPoint(
         age_s=float(age),
         tokens_per_s=16_200_000 * gust if age < 280 else 0.0,
         fill=0.989 + age % 7 / 1000 if age % 3 else 0.0,

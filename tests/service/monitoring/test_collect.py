@@ -1,4 +1,4 @@
-"""What the observer makes of a real stream."""
+"""What the collector makes of a real stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from packhorse_service.monitoring.log_events import Change, changes
+from packhorse_service.monitoring.log_events import LogEvent, log_events
 from packhorse_service.monitoring.prometheus import READERS_SHOWN, registry_of
 from packhorse_service.monitoring.status import (
     Cause,
@@ -34,7 +34,7 @@ def looking(tmp_path: Path) -> Iterator[Looking]:
 
 def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
     looking.make(3)
-    (stream,) = looking.observer.observe(5.0, 0).streams
+    (stream,) = looking.collector.collect(5.0, 0).streams
     rows = [row for step in looking.session.buffer.steps.values() for of_rank in step.rows for row in of_rank]
     assert (stream.steps, stream.microbatches) == (3, len(rows)) == (3, 12)
     assert stream.tokens == sum(row.num_tokens for row in rows)
@@ -47,7 +47,7 @@ def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
 
 def test_packs_are_pictured_as_they_are(looking: Looking) -> None:
     looking.make(1)
-    (stream,) = looking.observer.observe(5.0, 0).streams
+    (stream,) = looking.collector.collect(5.0, 0).streams
     (step,) = looking.session.buffer.steps.values()
     for pack in stream.packs:
         row = step.rows[pack.rank][pack.index]
@@ -58,20 +58,20 @@ def test_packs_are_pictured_as_they_are(looking: Looking) -> None:
 
 
 def test_a_server_that_has_made_nothing_is_not_ready(looking: Looking) -> None:
-    assert not looking.observer.observe(1.0, 0).ready
+    assert not looking.collector.collect(1.0, 0).ready
     looking.make(1)
-    assert looking.observer.observe(2.0, 0).ready
+    assert looking.collector.collect(2.0, 0).ready
 
 
 def test_the_past_is_kept_and_grows_older(looking: Looking) -> None:
     for second in range(1, 4):
-        status = looking.observer.observe(float(second), 0)
+        status = looking.collector.collect(float(second), 0)
     assert [moment.age_s for moment in status.streams[0].history] == [2.0, 1.0, 0.0]
 
 
 def test_a_status_survives_its_way_to_another_process(looking: Looking) -> None:
     looking.make(2)
-    status = looking.observer.observe(5.0, 3)
+    status = looking.collector.collect(5.0, 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=ServerStatus) == status
 
 
@@ -94,11 +94,11 @@ def test_series_of_readers_are_bounded_and_the_worst_is_always_shown(readers: in
 # What is logged ----------------------------------------------------------------------------------------------
 
 
-def between(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
+def between(before: dict[str, Any], after: dict[str, Any]) -> list[LogEvent]:
     status = looked_at(steps=1)
     (stream,) = status.streams
     return list(
-        changes(
+        log_events(
             replace(status, streams=(replace(stream, **before),)), replace(status, streams=(replace(stream, **after),))
         )
     )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from packhorse_service.monitoring.headline import NOTABLE, headline, in_words, notable, tokens_per_s
+from packhorse_service.monitoring.headline import HIGHLIGHTED, headline, highlighted_ranks, tokens_per_s, with_headline
 from packhorse_service.monitoring.status import (
     Cause,
+    HistoryPoint,
     Level,
-    Moment,
     ReaderState,
     ServerStatus,
     Stall,
@@ -70,16 +70,17 @@ def test_every_cause_of_a_stall_has_words(cause: Cause) -> None:
 
 
 def test_throughput_is_the_mean_of_the_last_minute() -> None:
-    moments = [
-        Moment(age_s=age, tokens_per_s=1200.0 * (age % 10 == 0), fill=0, waiting=0, held=0) for age in range(120, 0, -1)
+    past = [
+        HistoryPoint(age_s=age, tokens_per_s=1200.0 * (age % 10 == 0), fill=0, waiting=0, held=0)
+        for age in range(120, 0, -1)
     ]
-    assert tokens_per_s(moments) == 120
+    assert tokens_per_s(past) == 120
     assert tokens_per_s([]) == 0
 
 
 @given(statuses())
 def test_every_status_has_a_headline_and_keeps_all_else(status: ServerStatus) -> None:
-    worded = in_words(status)
+    worded = with_headline(status)
     for stream, before in zip(worded.streams, status.streams, strict=True):
         assert set(stream.notable) <= {reader.rank for reader in stream.readers}
         assert (stream.headline.level is Level.BAD) >= (stream.failure is not None)
@@ -97,10 +98,10 @@ def test_the_lost_come_first_then_the_missing_then_those_furthest_behind_then_wh
         a_reader(6, state=ReaderState.LOST, silence_s=8),
         a_reader(7, state=ReaderState.LOST, silence_s=9),
     ]
-    assert notable(readers) == (7, 6, 5, 4, 3, 2, 1, 0)
+    assert highlighted_ranks(readers) == (7, 6, 5, 4, 3, 2, 1, 0)
 
 
 def test_of_a_thousand_readers_a_few_are_named_and_the_one_that_all_wait_for_is_the_first() -> None:
-    found = notable(a_stream(1024, **a_stall(readers=1024)).readers)
-    assert len(found) == NOTABLE
+    found = highlighted_ranks(a_stream(1024, **a_stall(readers=1024)).readers)
+    assert len(found) == HIGHLIGHTED
     assert found[0] == 1

@@ -15,15 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from packhorse.errors import ConfigError
 from packhorse_service.config.addresses import AUTO, Address, address_of
 from packhorse_service.monitoring.status import ServerStatus
-from packhorse_service.monitoring.status_http import AT_ONCE, Monitor
+from packhorse_service.monitoring.status_http import AT_ONCE, StatusServer
 from tests.service.monitoring.looking import looked_at
 
 ANY = Address("127.0.0.1", 0)
 
 
 @contextmanager
-def monitor(status: ServerStatus, address: Address = ANY) -> Iterator[Monitor]:
-    serving = Monitor(address, lambda: status)
+def monitor(status: ServerStatus, address: Address = ANY) -> Iterator[StatusServer]:
+    serving = StatusServer(address, lambda: status)
     serving.start()
     try:
         yield serving
@@ -31,7 +31,7 @@ def monitor(status: ServerStatus, address: Address = ANY) -> Iterator[Monitor]:
         serving.close()
 
 
-def ask(at: Monitor, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+def ask(at: StatusServer, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
     with closing(http.client.HTTPConnection(at.url.removeprefix("http://"), timeout=10)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -121,7 +121,7 @@ def test_a_taken_address_is_refused_by_name_and_the_default_moves_to_a_free_one(
     with monitor(status) as at:
         port = int(at.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=rf"monitor='127.0.0.1:{port}'.*monitor: null"):
-            Monitor(Address("127.0.0.1", port), lambda: status)
+            StatusServer(Address("127.0.0.1", port), lambda: status)
         with monitor(status, Address("127.0.0.1", port, moves=True)) as moved:
             assert moved.url != at.url
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Admission, Allowance, Budget, Limits, Verdict
+from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Admission, Decision, Limits, Rate, TokenBucket
 from packhorse_service.server.rlimit import BESIDE_CONNECTIONS
 
 LIMITS = Limits.for_readers(4)
@@ -19,14 +19,14 @@ LIMITS = Limits.for_readers(4)
 def admitted(*connections: int, now: float = 0.0, limits: Limits = LIMITS) -> Admission:
     admission = Admission(limits)
     for connection in connections:
-        assert admission.opened(connection, now) is Verdict.HEAR
+        assert admission.opened(connection, now) is Decision.ADMIT
     return admission
 
 
 def heard_until_closed(admission: Admission, connection: int, now: float, limit: int = 10_000) -> int:
     """How many messages at one moment are heard before the connection is closed."""
     for count in range(limit):
-        if admission.hears(connection, b"peer", 60, now) is Verdict.CLOSE:
+        if admission.admit(connection, b"peer", 60, now) is Decision.CLOSE:
             return count
     return limit
 
@@ -36,19 +36,19 @@ def heard_until_closed(admission: Admission, connection: int, now: float, limit:
     per_s=st.floats(0.1, 10),
     pauses=st.lists(st.floats(0, 10), max_size=80),
 )
-def test_a_budget_gives_its_burst_and_its_rate_and_no_more(burst: int, per_s: float, pauses: list[float]) -> None:
-    budget, now, spent = Budget(Allowance(burst, per_s)), 0.0, 0
+def test_a_bucket_gives_its_burst_and_its_rate_and_no_more(burst: int, per_s: float, pauses: list[float]) -> None:
+    bucket, now, spent = TokenBucket(Rate(burst, per_s)), 0.0, 0
     for pause in pauses:
         now += pause
-        spent += budget.take(now)
+        spent += bucket.take(now)
         assert spent <= burst + now * per_s + 1e-6
 
 
 def test_a_clock_that_stands_still_or_goes_back_earns_nothing() -> None:
-    budget = Budget(Allowance(1, 1000.0), 10.0)
-    assert budget.take(10.0)
-    assert not budget.take(10.0)
-    assert not budget.take(3.0)
+    bucket = TokenBucket(Rate(1, 1000.0), 10.0)
+    assert bucket.take(10.0)
+    assert not bucket.take(10.0)
+    assert not bucket.take(3.0)
 
 
 # Connections -----------------------------------------------------------------------------------------
@@ -59,44 +59,44 @@ def test_every_reader_may_connect_twice_at_once_and_some_beside() -> None:
     limits = Limits.for_readers(readers)
     admission = admitted(*range(2 * readers + 64), limits=limits)
     assert len(admission) == limits.connections
-    assert admission.opened(1 << 20, 0.0) is Verdict.CLOSE
+    assert admission.opened(1 << 20, 0.0) is Decision.CLOSE
     assert len(admission) == limits.connections
 
 
 def test_a_connection_that_is_closed_makes_room() -> None:
     admission = admitted(*range(LIMITS.connections))
     admission.closed(7)
-    assert admission.opened(7, 60.0) is Verdict.HEAR
-    assert admission.opened(1000, 60.0) is Verdict.CLOSE
+    assert admission.opened(7, 60.0) is Decision.ADMIT
+    assert admission.opened(1000, 60.0) is Decision.CLOSE
 
 
 def test_connections_that_come_and_go_too_fast_are_closed_and_later_ones_are_not() -> None:
     admission = Admission(LIMITS)
-    verdicts = []
+    decisions = []
     for _ in range(10 * LIMITS.connections):
-        verdicts.append(admission.opened(5, 0.0))
+        decisions.append(admission.opened(5, 0.0))
         admission.closed(5)
-    assert verdicts.count(Verdict.HEAR) == LIMITS.connections
-    assert admission.opened(5, 60.0) is Verdict.HEAR
+    assert decisions.count(Decision.ADMIT) == LIMITS.connections
+    assert admission.opened(5, 60.0) is Decision.ADMIT
 
 
 def test_a_number_that_comes_again_is_another_connection() -> None:
     """The end of the earlier one may not have been reported."""
     admission = admitted(5)
-    admission.greeted(5)
-    assert heard_until_closed(admission, 5, 0.0) == LIMITS.words.burst
-    assert admission.opened(5, 1.0) is Verdict.HEAR
-    assert admission.hears(5, b"another", 60, 1.0) is Verdict.HEAR
-    assert admission.silent(1.0 + 2 * LIMITS.silence_s) == [5]
+    admission.hello_accepted(5)
+    assert heard_until_closed(admission, 5, 0.0) == LIMITS.messages.burst
+    assert admission.opened(5, 1.0) is Decision.ADMIT
+    assert admission.admit(5, b"another", 60, 1.0) is Decision.ADMIT
+    assert admission.overdue(1.0 + 2 * LIMITS.handshake_timeout_s) == [5]
 
 
 def test_whoever_says_no_valid_hello_in_time_is_closed_and_whoever_has_is_not() -> None:
     admission = admitted(1, 2, 3)
-    admission.greeted(2)
-    admission.hears(3, b"chatty", 60, 1.0)
-    assert admission.silent(LIMITS.silence_s) == []
-    assert admission.silent(LIMITS.silence_s + 0.1) == [1, 3]
-    assert admission.silent(LIMITS.silence_s + 0.2) == []
+    admission.hello_accepted(2)
+    admission.admit(3, b"chatty", 60, 1.0)
+    assert admission.overdue(LIMITS.handshake_timeout_s) == []
+    assert admission.overdue(LIMITS.handshake_timeout_s + 0.1) == [1, 3]
+    assert admission.overdue(LIMITS.handshake_timeout_s + 0.2) == []
     assert len(admission) == 1
 
 
@@ -108,112 +108,112 @@ def test_a_reader_that_answers_everything_and_keeps_alive_is_heard_for_ever() ->
     now = 0.0
     for sent in range(200_000):
         now += 1e-5  # 100,000 micro-batches a second, each acknowledged
-        admission.told(b"peer")
-        assert admission.hears(1, b"peer", 60, now) is Verdict.HEAR, sent
+        admission.credit(b"peer")
+        assert admission.admit(1, b"peer", 60, now) is Decision.ADMIT, sent
     for second in range(1000):
-        assert admission.hears(1, b"peer", 60, now + second) is Verdict.HEAR
+        assert admission.admit(1, b"peer", 60, now + second) is Decision.ADMIT
 
 
 def test_whoever_says_far_more_than_it_is_sent_is_closed_and_what_it_said_before_is_not_looked_at() -> None:
     admission = admitted(1, 2)
-    assert heard_until_closed(admission, 1, 0.0) == LIMITS.words.burst
-    assert admission.hears(1, b"peer", 60, 0.0) is Verdict.IGNORE
-    assert admission.hears(2, b"other", 60, 0.0) is Verdict.HEAR
+    assert heard_until_closed(admission, 1, 0.0) == LIMITS.messages.burst
+    assert admission.admit(1, b"peer", 60, 0.0) is Decision.IGNORE
+    assert admission.admit(2, b"other", 60, 0.0) is Decision.ADMIT
 
 
 def test_a_reader_that_has_left_is_heard_to_the_end() -> None:
     """Its BYE may still wait to be read when the end of its connection is reported."""
     admission = admitted(1)
     admission.closed(1)
-    assert admission.hears(1, b"peer", 60, 1.0) is Verdict.HEAR
+    assert admission.admit(1, b"peer", 60, 1.0) is Decision.ADMIT
 
 
 def test_bytes_that_become_no_message_close_a_connection_whether_it_has_greeted_or_not() -> None:
-    for greeted in (False, True):
+    for hello_accepted in (False, True):
         admission = admitted(1, 2)
-        admission.hears(1, b"peer", 500, 0.0)
-        if greeted:
-            admission.greeted(1)
-        assert admission.arrived(1, 600) is Verdict.HEAR
-        assert admission.arrived(1, 600 + LIMITS.stuffing_bytes) is Verdict.HEAR
-        assert admission.arrived(1, 601 + 2 * LIMITS.stuffing_bytes) is Verdict.CLOSE
-        assert admission.hears(1, b"peer", 1, 0.0) is Verdict.IGNORE
-        assert admission.hears(2, b"other", 1, 0.0) is Verdict.HEAR
+        admission.admit(1, b"peer", 500, 0.0)
+        if hello_accepted:
+            admission.hello_accepted(1)
+        assert admission.received(1, 600) is Decision.ADMIT
+        assert admission.received(1, 600 + LIMITS.unparsed_bytes) is Decision.ADMIT
+        assert admission.received(1, 601 + 2 * LIMITS.unparsed_bytes) is Decision.CLOSE
+        assert admission.admit(1, b"peer", 1, 0.0) is Decision.IGNORE
+        assert admission.admit(2, b"other", 1, 0.0) is Decision.ADMIT
 
 
 def test_what_is_read_is_no_stuffing_however_much_it_is() -> None:
-    admission, arrived = admitted(1), 0
+    admission, bytes_received = admitted(1), 0
     for second in range(1000):
-        admission.hears(1, b"peer", 80_000, float(second))
-        arrived += 80_100
-        assert admission.arrived(1, arrived) is Verdict.HEAR
+        admission.admit(1, b"peer", 80_000, float(second))
+        bytes_received += 80_100
+        assert admission.received(1, bytes_received) is Decision.ADMIT
 
 
 def test_strangers_are_looked_at_often_and_readers_in_turn() -> None:
     limits = Limits.for_readers(500)
     admission = admitted(*range(503), limits=limits)
     for reader in range(500):
-        admission.greeted(reader)
+        admission.hello_accepted(reader)
     seen: dict[int, int] = dict.fromkeys(range(503), 0)
     for look in range(100, 100 + 300):
-        for connection in admission.to_look_at(look * 0.0101):
+        for connection in admission.to_audit(look * 0.0101):
             seen[connection] += 1
-    assert min(seen[stranger] for stranger in (500, 501, 502)) >= 290
+    assert min(seen[connection_] for connection_ in (500, 501, 502)) >= 290
     assert min(seen[reader] for reader in range(500)) >= 2
 
 
 def test_what_another_connection_is_sent_earns_nothing() -> None:
     admission = admitted(1, 2)
-    admission.hears(1, b"one", 60, 0.0)
-    admission.hears(2, b"two", 60, 0.0)
+    admission.admit(1, b"one", 60, 0.0)
+    admission.admit(2, b"two", 60, 0.0)
     for _ in range(1000):
-        admission.told(b"two")
-    assert heard_until_closed(admission, 1, 0.0) < LIMITS.words.burst
+        admission.credit(b"two")
+    assert heard_until_closed(admission, 1, 0.0) < LIMITS.messages.burst
 
 
 def test_hellos_are_few_and_one_reader_may_still_say_it_twice_a_minute_for_ever() -> None:
     admission = admitted(1, 2)
-    said = [admission.greets(1, 0.0) for _ in range(100)]
-    assert said.count(Verdict.HEAR) >= LIMITS.hellos.burst
-    assert Verdict.CLOSE in said
-    assert all(admission.greets(2, 30.0 * minute) is Verdict.HEAR for minute in range(1000))
+    said = [admission.admit_hello(1, 0.0) for _ in range(100)]
+    assert said.count(Decision.ADMIT) >= LIMITS.hellos.burst
+    assert Decision.CLOSE in said
+    assert all(admission.admit_hello(2, 30.0 * minute) is Decision.ADMIT for minute in range(1000))
 
 
 def test_offences_are_answered_a_while_and_then_close_the_connection() -> None:
     admission = admitted(1)
     answered = 0
-    while admission.offended(1, 0.0) is Verdict.HEAR:
+    while admission.allow_error(1, 0.0) is Decision.ADMIT:
         answered += 1
-    assert answered == LIMITS.offences.burst
+    assert answered == LIMITS.protocol_errors.burst
     assert len(admission) == 0
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["opened", "closed", "hears", "greets", "offended", "silent", "to_look_at"]),
+            st.sampled_from(["opened", "closed", "admit", "admit_hello", "allow_error", "overdue", "to_audit"]),
             st.integers(0, 9),
         ),
         max_size=200,
     )
 )
 def test_nothing_that_happens_keeps_more_than_the_connections_that_are_open(events: list[tuple[str, int]]) -> None:
-    limits = Limits(connections=4, arrivals=Allowance(50, 1.0), words=Allowance(3, 0.1))
+    limits = Limits(connections=4, new_connections=Rate(50, 1.0), messages=Rate(3, 0.1))
     admission = Admission(limits)
     for number, (event, connection) in enumerate(events):
         now = 0.5 * number
         match event:
             case "closed":
                 admission.closed(connection)
-            case "silent" | "to_look_at":
+            case "overdue" | "to_audit":
                 getattr(admission, event)(now)
-            case "hears":
-                admission.hears(connection, b"peer %d" % connection, 60, now)
+            case "admit":
+                admission.admit(connection, b"peer %d" % connection, 60, now)
             case _:
                 getattr(admission, event)(connection, now)
         assert len(admission) <= limits.connections
         assert len(admission._by_peer) <= len(admission)
-        assert admission._strangers.keys() <= admission._open.keys()
+        assert admission.audits.unauthenticated.keys() <= admission._open.keys()
 
 
 def test_the_log_has_a_line_now_and_then_however_many_are_closed() -> None:
@@ -221,9 +221,9 @@ def test_the_log_has_a_line_now_and_then_however_many_are_closed() -> None:
     for tenth in range(1000):
         for connection in range(200):
             admission.opened(connection, tenth / 10)
-        lines += admission.report(tenth / 10) is not None
+        lines += admission.closures.report(tenth / 10) is not None
     assert 5 <= lines <= 11
-    assert sum(admission.logs(0.1) for _ in range(1000)) == LIMITS.lines.burst
+    assert sum(admission.allow_log_line(0.1) for _ in range(1000)) == LIMITS.log_lines.burst
 
 
 # Open files ------------------------------------------------------------------------------------------

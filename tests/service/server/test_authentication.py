@@ -18,7 +18,7 @@ from packhorse.contract.batch_contract import ReaderPolicy
 from packhorse.transport.key_files import find_client_key
 from packhorse_service.commands import app
 from packhorse_service.config.serve_config import CurveConfig
-from packhorse_service.server.authentication import Gate, Ranks, load_clients, load_curve
+from packhorse_service.server.authentication import ClientAuthenticator, Ranks, load_clients, load_curve
 from packhorse_service.server.key_generation import make_client, make_server
 from packhorse_service.server.router import Router
 from tests.keys_on_disk import CURVE, make_keys, secrets_in
@@ -178,7 +178,7 @@ def test_a_claim_is_allowed_refused_with_what_to_change_and_every_reader_needs_a
 def test_an_unknown_key_is_refused_and_logged_once_and_a_flood_of_them_does_not_fill_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate(load_clients(make_keys(tmp_path / "keys") / "clients.toml"))
+    gate = ClientAuthenticator(load_clients(make_keys(tmp_path / "keys") / "clients.toml"))
     assert not any(gate.callback("packhorse", A.encode()) for _ in range(3))
     assert [record.message.count(A) for record in caplog.records] == [1]
     for number in range(5000):
@@ -198,9 +198,9 @@ def test_the_servers_secret_is_in_no_description(tmp_path: Path) -> None:
 def test_a_server_whose_gatekeeper_is_gone_fails_rather_than_let_clients_wait(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     router = Router(f"ipc://{tmp_path}/socket", curve=load_curve(CurveConfig(**CURVE), tmp_path))
-    assert router._gatekeeper is not None
+    assert router._zap_thread is not None
     router.wait(0)
-    router._gatekeeper.stop()
+    router._zap_thread.stop()
     with pytest.raises(TransportError, match="checks the keys of clients has ended"):
         router.wait(0)
     router.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from packhorse_service.monitoring.recent_events import KEPT, Recent
+from packhorse_service.monitoring.recent_events import KEPT, RecentEvents
 from packhorse_service.server.logs import EVENTS, FORMATTERS, REPEAT_S, TEXTS_KNOWN, LogForm, Repetitions
 
 
@@ -66,13 +66,13 @@ def test_what_was_said_is_remembered_of_few_lines_only() -> None:
 
 
 @pytest.fixture
-def recent() -> Recent:
-    return Recent(iter(range(10_000)).__next__)
+def recent() -> RecentEvents:
+    return RecentEvents(iter(range(10_000)).__next__)
 
 
-def test_the_last_warnings_are_kept_the_last_first_with_their_age(recent: Recent) -> None:
+def test_the_last_warnings_are_kept_the_last_first_with_their_age(recent: RecentEvents) -> None:
     log = logging.getLogger("packhorse.test")
-    with recent.listening():
+    with recent.attached():
         log.warning("first")
         log.info("nobody needs this later")
         log.error("second: %s", "why")
@@ -83,8 +83,8 @@ def test_the_last_warnings_are_kept_the_last_first_with_their_age(recent: Recent
     ]
 
 
-def test_no_more_are_kept_than_can_be_read(recent: Recent) -> None:
-    with recent.listening():
+def test_no_more_are_kept_than_can_be_read(recent: RecentEvents) -> None:
+    with recent.attached():
         for number in range(2 * KEPT):
             logging.getLogger("packhorse.test").warning("line %d", number)
     assert len(recent.events(0.0)) == KEPT

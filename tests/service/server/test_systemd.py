@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packhorse_service.server.systemd import Supervisor
+from packhorse_service.server.systemd import SystemdNotifier
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a file", "an abstract name"])
@@ -16,9 +16,9 @@ def test_it_hears_when_the_server_listens_turns_and_stops(tmp_path: Path, abstra
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name[1:] if abstract else name)
         systemd.settimeout(10)
-        supervisor = Supervisor({"NOTIFY_SOCKET": name})
+        supervisor = SystemdNotifier({"NOTIFY_SOCKET": name})
         supervisor.ready("listening on tcp://127.0.0.1:5555")
-        supervisor.turning("attempt 1, running, step 7")
+        supervisor.watchdog("attempt 1, running, step 7")
         supervisor.stopping()
         heard = [systemd.recv(4096).decode() for _ in range(3)]
     assert heard == [
@@ -29,10 +29,10 @@ def test_it_hears_when_the_server_listens_turns_and_stops(tmp_path: Path, abstra
 
 
 def test_nobody_is_told_where_there_is_no_supervisor(caplog: pytest.LogCaptureFixture) -> None:
-    Supervisor({}).turning("attempt 1")
+    SystemdNotifier({}).watchdog("attempt 1")
     assert caplog.text == "", "it is no failure to tell"
 
 
 def test_a_supervisor_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Supervisor({"NOTIFY_SOCKET": str(tmp_path / "gone")}).turning("attempt 1")
+    SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).watchdog("attempt 1")
     assert "systemd could not be told" in caplog.text
