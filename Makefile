@@ -42,7 +42,6 @@ check: lint types test long
 
 .PHONY: docs
 docs: $(VENV)/installed  ## what docs/ says of the code, written anew from it
-	$(BIN)/python -m packhorse.rules > docs/rules.md
 	$(BIN)/python -m tools.docs docs/*.md
 
 clean:

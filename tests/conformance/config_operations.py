@@ -10,7 +10,7 @@ from typing import Any
 
 from packhorse import BatchContract, ParallelLayout
 from packhorse.contract.batch_contract import resolve
-from packhorse.declare import bridge_case, check_bridge
+from packhorse.declare import bridge_rule_input, check_bridge
 from packhorse.rules import Severity, Violation
 from tests.conformance.rows import contract_of
 from tests.conformance.vectors import Case
@@ -154,7 +154,7 @@ def validate_config(case: Case) -> None:
             assert broken <= set(GAPS)
         else:
             assert not broken, broken
-            contract = bridge_case(cfg, world).contract
+            contract = bridge_rule_input(cfg, world).contract
             for name, value in case.expect.get("derived", {}).items():
                 assert getattr(contract, name, value) == value
 

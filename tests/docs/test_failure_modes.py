@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from packhorse.rules import RUNTIME_RULES, Severity
 from packhorse_service.monitoring.status import Cause
 from tests.docs.pages import ROOT, rows, text_of
 
@@ -70,7 +71,8 @@ def test_every_cause_of_a_stall_is_there_and_no_other() -> None:
     assert {row[0].strip("`") for row in rows(text_of("failure-modes.md"), STALLS)} == set(Cause)
 
 
-def test_every_rule_that_the_server_refuses_by_is_there_and_no_other() -> None:
-    calls = (node for module in modules() for node in ast.walk(module) if isinstance(node, ast.Call))
-    given = {ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "refusal"}
-    assert {row[0].split("`")[1] for row in rows(text_of("failure-modes.md"), RULES)} == given
+def test_every_rule_by_which_only_a_running_server_rejects_is_there_and_no_other() -> None:
+    calls = (ast.unparse(node.func) for module in modules() for node in ast.walk(module) if isinstance(node, ast.Call))
+    sent = {call.removesuffix(".violation") for call in calls if call.endswith(".violation")}
+    rejecting = {rule.id for rule in RUNTIME_RULES if rule.id in sent and rule.severity is Severity.ERROR}
+    assert {row[0].split("`")[1] for row in rows(text_of("failure-modes.md"), RULES)} == rejecting

@@ -7,8 +7,10 @@ from itertools import count
 
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.rules import Violation
+from packhorse.rules.runtime_rules import RANKS_AGREE
 from packhorse.wire.messages import Hello, Reject, decode, encode
-from packhorse_service.protocol.rejection import Dismissal, rank_name, refusal
+from packhorse_service.protocol.rejection import Rejections, rank_name
 from packhorse_service.protocol.rendezvous import PROCESSES_A_READER, Rendezvous
 from packhorse_service.protocol.stream_spec import readers_of
 from tests.client.messages import EXAMPLES
@@ -49,29 +51,34 @@ def test_a_process_that_comes_back_on_another_connection_keeps_its_place() -> No
     assert [pending.peer for pending in rendezvous.pending()] == [b"after"]
 
 
-def reject_of(dismissal: Dismissal) -> Reject:
+def violation(field: str, want: str, got: str, remedy: str) -> Violation:
+    return RANKS_AGREE.violation(field, want=want, got=got, remedy=remedy)
+
+
+def reject_of(rejections: Rejections) -> Reject:
     """What all that wait are told, from the wire."""
-    sent = Reject(stream="train", violations=dismissal.violations([], []))
+    sent = Reject(stream="train", violations=rejections.violations([], []))
     received, _ = decode([encode(sent)])
     assert isinstance(received, Reject)
     return received
 
 
 def test_however_many_readers_were_refused_and_whatever_they_declared_the_list_can_be_read() -> None:
-    dismissal = Dismissal(LAYOUT)
+    rejections = Rejections(LAYOUT)
     for rank in range(10_000):
         hello = replace(HELLO, reader=Coordinates(rank, 0, 0, 0), layout=ParallelLayout(data=20_000))
-        violations = [refusal("GBS_DIVIDES", f"field{n}", "w" * 3000, "g" * 3000, "r" * 3000) for n in range(12)]
-        told = dismissal.refuse(hello, violations)
+        long = ("w" * 3000, "g" * 3000, "r" * 3000)
+        violations = [violation(f"field{n}", *long) for n in range(12)]
+        told = rejections.reject(hello, violations)
         decode([encode(Reject(stream="train", violations=told))])
-    listed = reject_of(dismissal).violations
+    listed = reject_of(rejections).violations
     assert rank_name(ParallelLayout(data=20_000), Coordinates(0, 0, 0, 0)) in listed[0].field
     assert "more violations" in listed[-1].got
 
 
 def test_a_list_that_fits_is_told_whole() -> None:
-    dismissal = Dismissal(LAYOUT)
+    rejections = Rejections(LAYOUT)
     for rank in range(2):
         hello = replace(HELLO, reader=Coordinates(rank, 0, 0, 0), layout=LAYOUT, contract=BatchContract())
-        dismissal.refuse(hello, [refusal("WINDOW", "window", "2", "1", "set window to 2")])
-    assert [violation.got for violation in reject_of(dismissal).violations] == ["1", "1"]
+        rejections.reject(hello, [violation("seq_length", "2", "1", "set it to 2")])
+    assert [violation.got for violation in reject_of(rejections).violations] == ["1", "1"]

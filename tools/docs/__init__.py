@@ -12,10 +12,20 @@ from collections.abc import Callable, Mapping
 
 from tools.docs.configuration_page import settings, trainer_facts
 from tools.docs.metrics_page import metrics
+from tools.docs.rules_page import bridge_rules, contract_rules, declared_settings, model_families, runtime_rules
 
 __all__ = ["filled"]
 
-BLOCKS: Mapping[str, Callable[[], str]] = {"settings": settings, "trainer": trainer_facts, "metrics": metrics}
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "trainer": trainer_facts,
+    "metrics": metrics,
+    "contract_rules": contract_rules,
+    "runtime_rules": runtime_rules,
+    "model_families": model_families,
+    "bridge_rules": bridge_rules,
+    "declared_settings": declared_settings,
+}
 BLOCK = re.compile(r"(<!-- begin (\w+): [^\n]* -->\n).*?(<!-- end \2 -->\n)", re.DOTALL)
 
 

@@ -9,7 +9,7 @@ what is read, field by field, and ``docs/rules.md`` shows it.
 """
 
 from packhorse.declare.bridge import (
-    bridge_case,
+    bridge_rule_input,
     check_bridge,
     contract_from_megatron_bridge,
     layout_from_megatron_bridge,
@@ -20,7 +20,7 @@ from packhorse.declare.meshes import layout_from_device_mesh, layout_from_enviro
 
 __all__ = [
     "BRIDGE_RULES",
-    "bridge_case",
+    "bridge_rule_input",
     "check_bridge",
     "contract_from_megatron",
     "contract_from_megatron_bridge",

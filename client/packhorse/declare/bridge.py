@@ -29,11 +29,11 @@ from packhorse.declare.bridge_view import BridgeView
 from packhorse.declare.megatron import layout_from_sizes, model_ranks
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, trainer_facts
 from packhorse.errors import ConfigError
-from packhorse.rules import Case, Violation, check, errors
+from packhorse.rules import RuleInput, Violation, check, errors
 from packhorse.rules.lengths import ID_LIMIT, gbs_divides
-from packhorse.rules.model import Finding, Severity
+from packhorse.rules.model import Breach, Severity
 
-__all__ = ["bridge_case", "check_bridge", "contract_from_megatron_bridge", "layout_from_megatron_bridge"]
+__all__ = ["bridge_rule_input", "check_bridge", "contract_from_megatron_bridge", "layout_from_megatron_bridge"]
 
 
 def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
@@ -103,7 +103,7 @@ def _facts(view: BridgeView) -> TrainerFacts:
 REQUIRED = {"seq_length": "model.seq_length", "global_batch_size": "train.global_batch_size"}
 
 
-def bridge_case(cfg: object, world_size: int | None = None) -> Case:
+def bridge_rule_input(cfg: object, world_size: int | None = None) -> RuleInput:
     """What the rules see of a Megatron-Bridge configuration, served as it asks to be.
 
     ``world_size``: ranks of the job, where the configuration does not know it yet. Raises ``ConfigError``
@@ -123,7 +123,7 @@ def bridge_case(cfg: object, world_size: int | None = None) -> Case:
         raise ConfigError(f"{' and '.join(missing)} must be set, to 1 or more")
     contract = resolve(declared, layout, **lengths, vocab_size=declared.vocab_size or ID_LIMIT)
     facts = declared.trainer or TrainerFacts()
-    return Case(layout, contract, replace(facts, world_size=world_size or view.world_size))
+    return RuleInput(layout, contract, replace(facts, world_size=world_size or view.world_size))
 
 
 def check_bridge(cfg: object, world_size: int | None = None) -> list[Violation]:
@@ -135,35 +135,35 @@ def check_bridge(cfg: object, world_size: int | None = None) -> list[Violation]:
     broken = _broken_settings(cfg)
     if any(violation.field in REQUIRED.values() for violation in broken):
         return broken  # without these there is no contract to check
-    case = bridge_case(cfg, world_size)
+    case = bridge_rule_input(cfg, world_size)
     return broken + check(case) + _evaluation(cfg, case)
 
 
 def _broken_settings(cfg: object) -> list[Violation]:
     view = BridgeView(cfg)
-    return [_violation(rule.id, finding) for rule in BRIDGE_RULES for finding in rule.check(view)]
+    return [_violation(rule.id, breach) for rule in BRIDGE_RULES for breach in rule.check(view)]
 
 
-def _evaluation(cfg: object, training: Case) -> list[Violation]:
+def _evaluation(cfg: object, training: RuleInput) -> list[Violation]:
     """Batch sizes of the evaluation on its own layout: its context-parallel size changes DP."""
     contract, layout = training.contract, training.layout
     context, ranks = contract.evaluation_context, layout.data * layout.context
     if ranks % context:
         want = f"a divisor of DP·CP = {ranks}"
         remedy = f"set it to {layout.context}, or leave it out"
-        return [_violation("WORLD", Finding("dist.eval_context_parallel_size", want, str(context), remedy))]
+        return [_violation("WORLD", Breach("dist.eval_context_parallel_size", want, str(context), remedy))]
     sizes = {
         name: get(cfg, f"validation.eval_{name}", f"train.eval_{name}") or getattr(contract, name)
         for name in ("micro_batch_size", "global_batch_size")
     }
-    case = Case(replace(layout, context=context, data=ranks // context), replace(contract, **sizes))
+    case = RuleInput(replace(layout, context=context, data=ranks // context), replace(contract, **sizes))
     return [
-        _violation("GBS_DIVIDES", finding._replace(field=f"validation.eval_{finding.field}"))
-        for finding in gbs_divides(case)
-        if case != Case(layout, contract)
+        _violation("GBS_DIVIDES", breach._replace(field=f"validation.eval_{breach.field}"))
+        for breach in gbs_divides(case)
+        if case != RuleInput(layout, contract)
     ]
 
 
-def _violation(rule: str, finding: Finding) -> Violation:
-    field, want, got, remedy, severity = finding
+def _violation(rule: str, breach: Breach) -> Violation:
+    field, want, got, remedy, severity = breach
     return Violation(rule=rule, severity=severity or Severity.ERROR, field=field, want=want, got=got, remedy=remedy)

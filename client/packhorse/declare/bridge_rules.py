@@ -6,13 +6,12 @@ that make no declaration. ``check_bridge`` lists what breaks them beside the con
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from packhorse.declare.attributes import get
 from packhorse.declare.bridge_view import BridgeView, class_names
-from packhorse.rules.model import Finding, Severity
+from packhorse.rules.model import Breach, Documentation, Severity
 
 __all__ = ["BRIDGE_RULES", "BridgeRule"]
 
@@ -21,14 +20,21 @@ QWEN_VL_ENCODER = "QwenVLEnergonTaskEncoderConfig"
 
 @dataclass(frozen=True, slots=True)
 class BridgeRule:
-    """The counterpart of ``Rule`` for a configuration; the first line of its check's docstring documents it."""
+    """Rule about a configuration, the counterpart of ``Rule``; the docstring of its check documents it."""
 
     id: str
-    check: Callable[[BridgeView], Iterator[Finding]]
+    check: Callable[[BridgeView], Iterator[Breach]]
+    severity: Severity = Severity.ERROR
 
     @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.check) or "").splitlines()[0]
+    def documentation(self) -> Documentation:
+        """When it holds, and why, where that is not plain."""
+        return Documentation.parse(self.check.__doc__ or "")
+
+    @property
+    def checked(self) -> str:
+        """Sentence on who checks it."""
+        return "Checked by `packhorse.declare.check_bridge`, before a job is launched."
 
 
 SIZES = (
@@ -44,47 +50,47 @@ SIZES = (
 )
 
 
-def sizes(view: BridgeView) -> Iterator[Finding]:
+def sizes(view: BridgeView) -> Iterator[Breach]:
     """Sizes and multiples are at least 1; a multiple is checked before it is widened, so that -3 is not normalised."""
     for name in SIZES:
         got = get(view.cfg, name)
         if got is not None and got < 1:
-            yield Finding(name, "at least 1", str(got), f"set {name} to 1 or more, or leave it out")
+            yield Breach(name, "at least 1", str(got), f"set {name} to 1 or more, or leave it out")
     for name in ("train.micro_batch_size", "train.global_batch_size"):
         if get(view.cfg, name) is None:
-            yield Finding(name, "a number", "not set", f"set {name}")
+            yield Breach(name, "a number", "not set", f"set {name}")
 
 
-def specs(view: BridgeView) -> Iterator[Finding]:
+def specs(view: BridgeView) -> Iterator[Breach]:
     """Offline packing is enabled with its specs, both or neither, and the specs' values are in range."""
     if view.older:
         return  # under the older names a size of 0 or below turns packing off
     if view.packs_offline and view.specs is None:
         remedy = "set offline_packing_specs, or enable_offline_packing to false"
-        yield Finding("dataset.offline_packing_specs", "set with enable_offline_packing", "not set", remedy)
+        yield Breach("dataset.offline_packing_specs", "set with enable_offline_packing", "not set", remedy)
     if view.specs is None:
         return
     if not view.packs_offline:
         remedy = "set enable_offline_packing to true, or leave offline_packing_specs out"
-        yield Finding("dataset.enable_offline_packing", "true with offline_packing_specs", "false", remedy)
+        yield Breach("dataset.enable_offline_packing", "true with offline_packing_specs", "false", remedy)
     if view.packs_offline and (view.pack_size or 0) < 1:
         remedy = "set packed_sequence_size to model.seq_length"
-        yield Finding("offline_packing_specs.packed_sequence_size", "at least 1", str(view.pack_size), remedy)
+        yield Breach("offline_packing_specs.packed_sequence_size", "at least 1", str(view.pack_size), remedy)
 
 
-def spec_values(view: BridgeView) -> Iterator[Finding]:
+def spec_values(view: BridgeView) -> Iterator[Breach]:
     """pad_seq_to_mult is at least 1 or left out; max_single_sequence_length is in 1 … packed_sequence_size."""
     multiple = get(view.specs, "pad_seq_to_mult")
     if multiple is not None and multiple < 1:
         remedy = "set pad_seq_to_mult to 2·CP, or leave it out"
-        yield Finding("offline_packing_specs.pad_seq_to_mult", "at least 1", str(multiple), remedy)
+        yield Breach("offline_packing_specs.pad_seq_to_mult", "at least 1", str(multiple), remedy)
     longest, size = get(view.specs, "max_single_sequence_length"), view.pack_size or 0
     if longest is not None and not 1 <= longest <= (size if size > 0 else longest):
         field = "offline_packing_specs.max_single_sequence_length"
-        yield Finding(field, f"1 … {size}, the pack's size", str(longest), f"set it to {max(size, 1)}, or leave it out")
+        yield Breach(field, f"1 … {size}, the pack's size", str(longest), f"set it to {max(size, 1)}, or leave it out")
 
 
-def energon_sizes(view: BridgeView) -> Iterator[Finding]:
+def energon_sizes(view: BridgeView) -> Iterator[Breach]:
     """An Energon dataset's micro_batch_size is the one of training, and of evaluation where that runs."""
     own, training = get(view.dataset, "micro_batch_size"), get(view.cfg, "train.micro_batch_size")
     if not view.is_energon or own is None:
@@ -94,7 +100,7 @@ def energon_sizes(view: BridgeView) -> Iterator[Finding]:
     for name, want in {"train.micro_batch_size": training, "validation.eval_micro_batch_size": evaluation}.items():
         if want not in (None, own) and (name.startswith("train") or validates):
             remedy = f"set dataset.micro_batch_size to {want}"
-            yield Finding("dataset.micro_batch_size", f"{want}, as {name}", str(own), remedy)
+            yield Breach("dataset.micro_batch_size", f"{want}, as {name}", str(own), remedy)
 
 
 def _graph(view: BridgeView, name: str) -> str | None:
@@ -126,21 +132,21 @@ ENERGON_LIMITS: tuple[tuple[str, Callable[[BridgeView], object], str], ...] = (
 )
 
 
-def energon_packing(view: BridgeView) -> Iterator[Finding]:
+def energon_packing(view: BridgeView) -> Iterator[Breach]:
     """Energon's online packing takes one sample row, a per-token loss, the Qwen-VL encoder, and one packing owner."""
     if view.packing_buffer_size is None:
         return
     for name, refused, want in ENERGON_LIMITS:
         if refused(view):
             got = str(get(view.cfg, name)).lower()
-            yield Finding(name, f"{want} with packing_buffer_size", got, f"set {name} to {want}")
+            yield Breach(name, f"{want} with packing_buffer_size", got, f"set {name} to {want}")
     encoder = get(view.dataset, "task_encoder")
     if encoder is not None and QWEN_VL_ENCODER not in class_names(encoder):
         remedy = f"use a {QWEN_VL_ENCODER}, or leave packing_buffer_size out"
-        yield Finding("dataset.task_encoder", QWEN_VL_ENCODER, type(encoder).__name__, remedy)
+        yield Breach("dataset.task_encoder", QWEN_VL_ENCODER, type(encoder).__name__, remedy)
 
 
-def overlap(view: BridgeView) -> Iterator[Finding]:
+def overlap(view: BridgeView) -> Iterator[Breach]:
     """Energon's online packing does not overlap expert-parallel communication: Bridge turns that off, a warning."""
     if view.packing_buffer_size is None:
         return
@@ -148,15 +154,15 @@ def overlap(view: BridgeView) -> Iterator[Finding]:
         for section in ("model", "comm_overlap", "comm_overlap.user_comm_overlap_cfg"):
             if get(view.cfg, f"{section}.{name}"):
                 remedy = f"set {name} to false; Bridge does so itself"
-                yield Finding(f"{section}.{name}", "false with packing_buffer_size", "true", remedy, Severity.WARN)
+                yield Breach(f"{section}.{name}", "false with packing_buffer_size", "true", remedy, Severity.WARN)
 
 
-def layers(view: BridgeView) -> Iterator[Finding]:
+def layers(view: BridgeView) -> Iterator[Breach]:
     """A list of cp_comm_type names one for each layer."""
     kinds, count = get(view.model, "cp_comm_type"), get(view.model, "num_layers")
     if isinstance(kinds, list | tuple) and count is not None and len(kinds) != count:
         remedy = "give one name for all layers, or one for each"
-        yield Finding("model.cp_comm_type", f"{count} names, as num_layers", str(len(kinds)), remedy)
+        yield Breach("model.cp_comm_type", f"{count} names, as num_layers", str(len(kinds)), remedy)
 
 
 BRIDGE_RULES: tuple[BridgeRule, ...] = (
@@ -165,6 +171,6 @@ BRIDGE_RULES: tuple[BridgeRule, ...] = (
     BridgeRule("BRIDGE_SPEC_VALUES", spec_values),
     BridgeRule("BRIDGE_ENERGON_SIZES", energon_sizes),
     BridgeRule("BRIDGE_ENERGON_PACKING", energon_packing),
-    BridgeRule("BRIDGE_OVERLAP", overlap),
+    BridgeRule("BRIDGE_OVERLAP", overlap, Severity.WARN),
     BridgeRule("BRIDGE_LAYERS", layers),
 )

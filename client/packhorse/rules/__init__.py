@@ -1,30 +1,37 @@
-"""The rules that make a contract valid, and the comparison of two sides.
+"""The rules that make a contract valid, the comparison of two sides, and what running processes must keep.
 
-One set of rules serves the command line (``packhorse check``) and the handshake; all violations are listed
-at once. ``catalog`` lists them in the order of the documentation; ``lengths``, ``loss``, ``shapes``, ``stack``
-and ``families`` hold the checks, ``framework`` says what a rule is. ``docs/rules.md`` is written from them:
-``python -m packhorse.rules > docs/rules.md``.
+One set of rules serves the command line (``packhorse check``) and the handshake; all violations are listed at once.
+``catalog`` lists the rules about what is declared, in the order of the documentation: ``lengths``, ``loss``,
+``shapes``, ``training_framework`` and ``families`` hold their checks, ``conditions`` says which streams they concern,
+``model`` what a rule is. ``runtime_rules`` are those that only running processes can check. ``make docs`` writes
+``docs/rules.md`` from all of them.
 """
 
-from packhorse.rules.catalog import RULES, check, compare, errors, unchecked, warnings
+from packhorse.rules.catalog import RULES, check, errors, unchecked, warnings
+from packhorse.rules.comparison import compare
+from packhorse.rules.explanation import explain
 from packhorse.rules.families import FAMILIES, Family
-from packhorse.rules.model import Case, Finding, Rule, Severity, Unchecked, Violation
+from packhorse.rules.model import Breach, Rule, RuleInput, RuntimeRule, Severity, Unchecked, Violation
+from packhorse.rules.runtime_rules import RUNTIME_RULES
 from packhorse.rules.training_framework import MINIMUM_WINDOW
 
 __all__ = [
     "FAMILIES",
     "MINIMUM_WINDOW",
     "RULES",
-    "Case",
+    "RUNTIME_RULES",
+    "Breach",
     "Family",
-    "Finding",
     "Rule",
+    "RuleInput",
+    "RuntimeRule",
     "Severity",
     "Unchecked",
     "Violation",
     "check",
     "compare",
     "errors",
+    "explain",
     "unchecked",
     "warnings",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packhorse.contract.batch_contract import Objective, Packing
-from packhorse.rules.model import Case, Finding, Severity
+from packhorse.rules.model import Breach, RuleInput, Severity
 
 __all__ = ["FAMILIES", "Family", "family_of", "model_family"]
 
@@ -102,11 +102,11 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(name: str) -> str:
-    """A family's name as the table spells it: lower case, words joined by hyphens."""
+    """A family's name as the table spells it: lower given, words joined by hyphens."""
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def model_family(case: Case) -> Iterator[Finding]:
+def model_family(given: RuleInput) -> Iterator[Breach]:
     """The model family takes packed rows in this mode.
 
     A table: a refusal in the family's own code is an error, a default of its recipes a warning. A family that
@@ -114,13 +114,13 @@ def model_family(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-Bridge, the file and line of each row.
     """
-    if case.trainer.model_family is None or not case.contract.packed:
+    if given.trainer.model_family is None or not given.contract.packed:
         return
-    name, contract = family_of(case.trainer.model_family), case.contract
+    name, contract = family_of(given.trainer.model_family), given.contract
     for row in FAMILIES:
         if row.name == name and contract.packing in row.modes and row.objective in (None, contract.objective):
             others = " or ".join(mode for mode in (Packing.ONLINE, Packing.NONE) if mode not in row.modes)
-            yield Finding(
+            yield Breach(
                 "packing",
                 f"{others} for {name}: {row.reason}",
                 str(contract.packing),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from packhorse.contract.batch_contract import Packing
-from packhorse.rules.model import Case, Finding, near_multiples
+from packhorse.rules.model import Breach, RuleInput
+from packhorse.rules.multiples import near_multiples
 
 __all__ = [
     "constant_step",
@@ -16,7 +16,6 @@ __all__ = [
     "max_position",
     "mbs_in_batch",
     "mbs_online",
-    "one_row_a_pack",
     "pack_align",
     "segment_align",
     "seq_length_match",
@@ -26,12 +25,7 @@ __all__ = [
 ID_LIMIT = 1 << 31
 
 
-def one_row_a_pack(case: Case) -> bool:
-    """Whether a micro-batch is one pack: ``online``, and ``concat`` with isolated documents."""
-    return case.contract.packed and case.contract.packing is not Packing.IN_BATCH
-
-
-def mbs_online(case: Case) -> Iterator[Finding]:
+def mbs_online(given: RuleInput) -> Iterator[Breach]:
     """Packs built online, or from isolated documents, are micro-batches of one: micro_batch_size == 1.
 
     A THD row already holds many samples, and kernels take one row with one list of offsets. More tokens a
@@ -39,48 +33,40 @@ def mbs_online(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-Bridge training/config.py, "Micro batch size should be 1 when training with packed sequence".
     """
-    mbs, contract = case.contract.micro_batch_size, case.contract
+    mbs, contract = given.contract.micro_batch_size, given.contract
     if mbs > 1:
         gbs, length = max(1, contract.global_batch_size // mbs), contract.seq_length * mbs
         remedy = f"the same tokens a step: micro_batch_size 1, global_batch_size {gbs}, seq_length {length}"
-        yield Finding("micro_batch_size", "1", str(mbs), remedy)
+        yield Breach("micro_batch_size", "1", str(mbs), remedy)
 
 
-def in_batch(case: Case) -> bool:
-    return case.contract.packing is Packing.IN_BATCH
-
-
-def mbs_in_batch(case: Case) -> Iterator[Finding]:
+def mbs_in_batch(given: RuleInput) -> Iterator[Breach]:
     """Packing in the batch needs samples to pack: micro_batch_size > 1.
 
     The samples of a micro-batch are flattened to one row; one sample a row would be packing in name only.
 
     Source: Megatron-Bridge training/config.py, "micro_batch_size should be greater than 1".
     """
-    if case.contract.micro_batch_size == 1:
-        share = 2 * case.layout.data
+    if given.contract.micro_batch_size == 1:
+        share = 2 * given.layout.data
         remedy = f"micro_batch_size 2 with global_batch_size a multiple of {share}, or packing online"
-        yield Finding("micro_batch_size", "2 or more", "1", remedy)
+        yield Breach("micro_batch_size", "2 or more", "1", remedy)
 
 
-def context_parallel(case: Case) -> bool:
-    return case.layout.context > 1
-
-
-def cp_length(case: Case) -> Iterator[Finding]:
+def cp_length(given: RuleInput) -> Iterator[Breach]:
     """With CP > 1 seq_length divides by 2·CP (zigzag and whole rows) or CP (contiguous), in every mode.
 
     Each context-parallel rank takes two chunks of a row, one from each end, so that causal work is equal.
 
     Source: Megatron-Bridge training/config.py; Megatron-LM training/arguments.py, validate_args.
     """
-    unit = case.contract.partition.granularity(case.layout.context)
-    length = case.contract.seq_length
+    unit = given.contract.partition.granularity(given.layout.context)
+    length = given.contract.seq_length
     if length % unit:
-        yield Finding("seq_length", f"a multiple of {unit}", str(length), near_multiples(length, unit))
+        yield Breach("seq_length", f"a multiple of {unit}", str(length), near_multiples(length, unit))
 
 
-def segment_align(case: Case) -> Iterator[Finding]:
+def segment_align(given: RuleInput) -> Iterator[Breach]:
     """segment_multiple is a multiple of 2·CP (CP for contiguous), over training and evaluation CP.
 
     THD kernels cut every segment for the context-parallel ranks. The default also covers sequence
@@ -89,30 +75,30 @@ def segment_align(case: Case) -> Iterator[Finding]:
 
     Source: Transformer Engine's THD partition (every offset divides by 2·CP); Megatron-Bridge derives the default.
     """
-    partition, contract = case.contract.partition, case.contract
-    unit = math.lcm(partition.granularity(case.layout.context), partition.granularity(contract.evaluation_context))
+    partition, contract = given.contract.partition, given.contract
+    unit = math.lcm(partition.granularity(given.layout.context), partition.granularity(contract.evaluation_context))
     got = contract.segment_multiple
     if got % unit:
         both = math.lcm(got, unit)
         wider = f", or to {both} to keep {got}" if both != unit else ""
         remedy = f"set segment_multiple to {unit}{wider}, or leave it out"
-        yield Finding("segment_multiple", f"a multiple of {unit}", str(got), remedy)
+        yield Breach("segment_multiple", f"a multiple of {unit}", str(got), remedy)
 
 
-def pack_align(case: Case) -> Iterator[Finding]:
+def pack_align(given: RuleInput) -> Iterator[Breach]:
     """seq_length divides by lcm(segment_multiple, pack_multiple).
 
     Otherwise the padding behind the last sample of a full row could not itself be cut evenly.
 
     Source: Megatron-Bridge training/config.py, "must be divisible by the CP/SP collate padding multiple".
     """
-    unit, length = case.contract.row_multiple, case.contract.seq_length
+    unit, length = given.contract.row_multiple, given.contract.seq_length
     if length % unit:
         want = f"a multiple of {unit} = lcm(segment_multiple, pack_multiple)"
-        yield Finding("seq_length", want, str(length), near_multiples(length, unit))
+        yield Breach("seq_length", want, str(length), near_multiples(length, unit))
 
 
-def gbs_divides(case: Case) -> Iterator[Finding]:
+def gbs_divides(given: RuleInput) -> Iterator[Breach]:
     """global_batch_size divides by micro_batch_size · DP, with at least one micro-batch.
 
     Every data-parallel rank runs the same number of micro-batches in every step; one more on some would
@@ -120,13 +106,13 @@ def gbs_divides(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-LM core/num_microbatches_calculator.py.
     """
-    share, got = case.contract.micro_batch_size * case.layout.data, case.contract.global_batch_size
+    share, got = given.contract.micro_batch_size * given.layout.data, given.contract.global_batch_size
     if got % share:
         want = f"a multiple of micro_batch_size · DP = {share}"
-        yield Finding("global_batch_size", want, str(got), near_multiples(got, share))
+        yield Breach("global_batch_size", want, str(got), near_multiples(got, share))
 
 
-def constant_step(case: Case) -> Iterator[Finding]:
+def constant_step(given: RuleInput) -> Iterator[Breach]:
     """A step has the same number of micro-batches from the first to the last: no ramp-up, no decrease.
 
     Positions, snapshots and windows count micro-batches of whole steps.
@@ -134,22 +120,22 @@ def constant_step(case: Case) -> Iterator[Finding]:
     Source: Megatron-LM core/num_microbatches_calculator.py, rampup_batch_size and decrease_batch_size_if_needed.
     """
     for name in ("rampup_batch_size", "decrease_batch_size_if_needed"):
-        if getattr(case.trainer, name):
-            yield Finding(name, "off", "on", f"turn {name} off, or train each batch size as a job of its own")
+        if getattr(given.trainer, name):
+            yield Breach(name, "off", "on", f"turn {name} off, or train each batch size as a job of its own")
 
 
-def world(case: Case) -> Iterator[Finding]:
+def world(given: RuleInput) -> Iterator[Breach]:
     """The world size is DP·CP·TP·PP, with a whole number of data-parallel ranks.
 
     The expert axis shares ranks with the others and does not enter.
 
     Source: Megatron-Bridge training/config.py, "not divisible by total_model_size".
     """
-    got, layout = case.trainer.world_size, case.layout
+    got, layout = given.trainer.world_size, given.layout
     if got is None or got == layout.world_size:
         return
     share = layout.context * layout.tensor * layout.pipeline
-    yield Finding(
+    yield Breach(
         "world_size",
         f"{layout.world_size}, the product of {layout}",
         str(got),
@@ -157,34 +143,34 @@ def world(case: Case) -> Iterator[Finding]:
     )
 
 
-def seq_length_match(case: Case) -> Iterator[Finding]:
+def seq_length_match(given: RuleInput) -> Iterator[Breach]:
     """The lengths that the trainer declares for its model and its data equal seq_length.
 
     Pipeline stages allocate receive buffers of the model's length; another width hangs or corrupts.
 
     Source: Megatron-Bridge training/config.py, "sequence length configuration in model config and dataset config".
     """
-    want = case.contract.seq_length
+    want = given.contract.seq_length
     for name in ("model_seq_length", "data_seq_length"):
-        got = getattr(case.trainer, name)
+        got = getattr(given.trainer, name)
         if got not in (None, want):
-            yield Finding(name, f"{want}, the stream's seq_length", str(got), f"set it to {want} on the trainer")
+            yield Breach(name, f"{want}, the stream's seq_length", str(got), f"set it to {want} on the trainer")
 
 
-def max_position(case: Case) -> Iterator[Finding]:
+def max_position(given: RuleInput) -> Iterator[Breach]:
     """A position table or limit that the trainer declares holds at least seq_length positions.
 
     A sample may fill a row alone, and its positions then run to seq_length - 1.
 
     Source: Megatron-LM training/arguments.py, validate_args.
     """
-    got, length = case.trainer.max_position_embeddings, case.contract.seq_length
+    got, length = given.trainer.max_position_embeddings, given.contract.seq_length
     if got is not None and got < length:
         remedy = f"set max_position_embeddings to {length} or more, or serve a seq_length of at most {got}"
-        yield Finding("max_position_embeddings", f"at least {length}", str(got), remedy)
+        yield Breach("max_position_embeddings", f"at least {length}", str(got), remedy)
 
 
-def dtype_range(case: Case) -> Iterator[Finding]:
+def dtype_range(given: RuleInput) -> Iterator[Breach]:
     """Token ids, the padding id among them, fit the vocabulary and 32 bits; counts are integers, masks are 0 or 1.
 
     Ids travel as 16 bits where the vocabulary allows, else as 32. Counts and offsets never travel as
@@ -192,8 +178,8 @@ def dtype_range(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-LM broadcasts scalars between stages as float32; integers on our wire avoid that.
     """
-    vocab, pad = case.contract.vocab_size, case.contract.pad_id
+    vocab, pad = given.contract.vocab_size, given.contract.pad_id
     if vocab > ID_LIMIT:
-        yield Finding("vocab_size", "1 … 2³¹", str(vocab), "declare the tokenizer's vocabulary, below 2147483648")
+        yield Breach("vocab_size", "1 … 2³¹", str(vocab), "declare the tokenizer's vocabulary, below 2147483648")
     if not 0 <= pad < vocab:
-        yield Finding("pad_id", f"an id below the vocabulary of {vocab}", str(pad), "use 0, or another id that exists")
+        yield Breach("pad_id", f"an id below the vocabulary of {vocab}", str(pad), "use 0, or another id that exists")

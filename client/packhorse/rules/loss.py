@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packhorse.contract.batch_contract import LossReduction, Objective, Remainder
-from packhorse.rules.model import Case, Finding, Severity
+from packhorse.contract.batch_contract import LossReduction
+from packhorse.rules.model import Breach, RuleInput, Severity
 
 __all__ = [
-    "averages_fillers",
-    "fine_tunes",
-    "fine_tunes_across_context",
-    "fine_tunes_packed",
     "mtp",
     "no_average_in_collective",
     "per_token_loss",
@@ -19,24 +15,7 @@ __all__ = [
 ]
 
 
-def fine_tunes(case: Case) -> bool:
-    return case.contract.objective is Objective.SFT
-
-
-def fine_tunes_across_context(case: Case) -> bool:
-    return fine_tunes(case) and case.layout.context > 1
-
-
-def fine_tunes_packed(case: Case) -> bool:
-    return fine_tunes(case) and case.contract.packed
-
-
-def averages_fillers(case: Case) -> bool:
-    contract = case.contract
-    return contract.loss_reduction is LossReduction.MEAN and contract.remainder is Remainder.PAD
-
-
-def per_token_loss(case: Case) -> Iterator[Finding]:
+def per_token_loss(given: RuleInput) -> Iterator[Breach]:
     """Fine-tuning with CP > 1 does not average per micro-batch; at CP 1 an average is a warning.
 
     With context parallelism and masked labels a rank may hold no supervised token, and its mean is 0/0: sum
@@ -45,29 +24,29 @@ def per_token_loss(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-Bridge training/config.py, "calculate_per_token_loss must be True".
     """
-    if case.contract.loss_reduction is LossReduction.MEAN:
-        yield Finding(
+    if given.contract.loss_reduction is LossReduction.MEAN:
+        yield Breach(
             "loss_reduction",
             "per_token or step_tokens",
             "mean",
             "use step_tokens and divide by MicroBatch.step_loss_tokens, or per_token where the stack reduces "
             "(Megatron: calculate_per_token_loss)",
-            Severity.ERROR if case.layout.context > 1 else Severity.WARN,
+            Severity.ERROR if given.layout.context > 1 else Severity.WARN,
         )
 
 
-def no_average_in_collective(case: Case) -> Iterator[Finding]:
+def no_average_in_collective(given: RuleInput) -> Iterator[Breach]:
     """Fine-tuning with CP > 1 under Megatron's DDP does not average gradients in the collective.
 
     The loss is a sum over tokens that is divided once; averaging in the collective divides again.
 
     Source: Megatron-Bridge training/config.py, "average_in_collective must be False".
     """
-    if case.trainer.megatron_ddp and case.trainer.average_in_collective:
-        yield Finding("average_in_collective", "false", "true", "set ddp.average_in_collective to false")
+    if given.trainer.megatron_ddp and given.trainer.average_in_collective:
+        yield Breach("average_in_collective", "false", "true", "set ddp.average_in_collective to false")
 
 
-def zero_loss(case: Case) -> Iterator[Finding]:
+def zero_loss(given: RuleInput) -> Iterator[Breach]:
     """A trainer that averages per micro-batch without a clamp gets no micro-batch without supervised tokens.
 
     Where a finite stream does not fill its last step, fillers do: real rows whose loss is masked. Their mean
@@ -75,17 +54,17 @@ def zero_loss(case: Case) -> Iterator[Finding]:
 
     Source: transformers' fixed_cross_entropy averages over labels that are not ignored; Megatron-LM clamps.
     """
-    if case.trainer.clamps_zero_loss is False:
-        yield Finding("remainder", "drop", "pad", "set remainder to drop, or loss_reduction to step_tokens")
+    if given.trainer.clamps_zero_loss is False:
+        yield Breach("remainder", "drop", "pad", "set remainder to drop, or loss_reduction to step_tokens")
 
 
-def mtp(case: Case) -> Iterator[Finding]:
+def mtp(given: RuleInput) -> Iterator[Breach]:
     """Multi-token prediction is off in packed fine-tuning.
 
     Its further targets are found by rolling the row, across the segments' borders.
 
     Source: Megatron-Bridge docs/training/multi-token-prediction.md, stated but not validated there.
     """
-    layers = case.trainer.mtp_num_layers
+    layers = given.trainer.mtp_num_layers
     if layers:
-        yield Finding("mtp_num_layers", "0", str(layers), "set mtp_num_layers to 0, or packing to none")
+        yield Breach("mtp_num_layers", "0", str(layers), "set mtp_num_layers to 0, or packing to none")

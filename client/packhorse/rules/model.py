@@ -1,7 +1,11 @@
-"""What a rule is: data with a stable id, a check, the facts it needs, and its documentation.
+"""What a rule is: a stable id, what breaks it, and its documentation.
 
-A rule that holds says nothing. The documentation of a rule is the docstring of its check: the first line
-says when it holds, the paragraphs behind it why, and the paragraph ``Source:`` where that can be checked.
+There are two kinds. A ``Rule`` is about what both sides declare: its check needs nothing else, so ``packhorse check``
+asks the same questions as the handshake. A ``RuntimeRule`` is about what running processes do, and whoever finds it
+broken builds the violation from it. A rule that holds says nothing.
+
+The first line of a rule's documentation says when it holds, the paragraphs behind it why, and the paragraph ``Source:``
+where that can be checked. That of a ``Rule`` is the docstring of its check.
 """
 
 from __future__ import annotations
@@ -10,26 +14,41 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 
-__all__ = ["Case", "Finding", "Rule", "Severity", "Unchecked", "Violation", "near_multiples", "next_multiple"]
-
+__all__ = [
+    "Breach",
+    "Documentation",
+    "ExplainableRule",
+    "Rule",
+    "RuleInput",
+    "RuntimeRule",
+    "Severity",
+    "Unchecked",
+    "Violation",
+]
 
 NOTHING_DECLARED = TrainerFacts()
+SOURCE = "Source:"
 
 
 class Severity(StrEnum):
-    ERROR = "error"  # refuses the handshake
+    """What a broken rule means for the reader. Frozen: REJECT carries it in every version of the protocol."""
+
+    ERROR = "error"  # the reader is rejected
     WARN = "warn"  # reported to both sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One broken rule: what was wanted, what was found, and what to change."""
+    """One broken rule: what was wanted, what was found, and what to change.
+
+    Frozen in its fields: REJECT carries it in every version of the protocol.
+    """
 
     rule: str
     severity: Severity
@@ -48,7 +67,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleInput:
     """What the rules are about: one stream's contract on one layout, and what one reader says of itself."""
 
     layout: ParallelLayout
@@ -57,12 +76,12 @@ class Case:
     window: int | None = None  # micro-batches the reader lets the server send ahead
 
     def declares(self, fact: str) -> bool:
-        """Whether a fact is declared: a field of ``TrainerFacts``, or ``window``."""
+        """Return whether a fact is declared: a field of ``TrainerFacts``, or ``window``."""
         return getattr(self if fact == "window" else self.trainer, fact) is not None
 
 
-class Finding(NamedTuple):
-    """One way in which a case breaks a rule. ``severity`` is given where it differs from the rule's."""
+class Breach(NamedTuple):
+    """One way in which an input breaks a rule. ``severity`` is given where it differs from the rule's."""
 
     field: str
     want: str
@@ -72,74 +91,106 @@ class Finding(NamedTuple):
 
 
 class Unchecked(NamedTuple):
-    """A rule that concerns a case, and the facts that nobody declared."""
+    """A rule that concerns an input, and the facts that nobody declared."""
 
     rule: str
     missing: tuple[str, ...]
 
 
-Check = Callable[[Case], Iterator[Finding]]
+class Documentation(NamedTuple):
+    """What is known of a rule: when it holds, in one line; why; and where that can be checked."""
+
+    summary: str
+    reason: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> Documentation:
+        """Read a text of paragraphs: the first is the summary, one that begins with ``Source:`` the source."""
+        summary, *rest = inspect.cleandoc(text).split("\n\n")
+        sources = [text.removeprefix(SOURCE).strip() for text in rest if text.startswith(SOURCE)]
+        return cls(summary, "\n\n".join(text for text in rest if not text.startswith(SOURCE)), " ".join(sources))
 
 
-def _always(_case: Case) -> bool:
+class ExplainableRule(Protocol):
+    """Rule of any kind, as its documentation shows it."""
+
+    @property
+    def id(self) -> str:
+        """Stable name, in capitals."""
+        ...
+
+    @property
+    def severity(self) -> Severity:
+        """What a breach means, unless the breach itself says otherwise."""
+        ...
+
+    @property
+    def documentation(self) -> Documentation:
+        """When it holds, why, and where that can be checked."""
+        ...
+
+    @property
+    def checked(self) -> str:
+        """Sentence on what it needs, or who checks it and when; empty where it is always checked."""
+        ...
+
+
+Check = Callable[[RuleInput], Iterator[Breach]]
+
+
+def always(_given: RuleInput) -> bool:
+    """Return true: a rule concerns every input, unless it says otherwise."""
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """``check`` yields each way in which a case breaks the rule.
+    """Rule about what is declared. ``check`` yields each way in which an input breaks it.
 
     ``needs`` names the facts without which it must stay silent; ``applies`` tells from the layout and the
-    contract alone whether the rule concerns a case at all.
+    contract alone whether the rule concerns an input at all.
     """
 
     id: str
-    severity: Severity
     check: Check
     needs: tuple[str, ...] = ()
-    applies: Callable[[Case], bool] = _always
+    applies: Callable[[RuleInput], bool] = always
+    severity: Severity = Severity.ERROR
 
     @property
-    def _paragraphs(self) -> list[str]:
-        return (inspect.getdoc(self.check) or "").split("\n\n")
+    def documentation(self) -> Documentation:
+        """When it holds, why, and where that can be checked: the docstring of its check."""
+        return Documentation.parse(self.check.__doc__ or "")
 
     @property
-    def summary(self) -> str:
-        """The rule in one line."""
-        return self._paragraphs[0]
+    def checked(self) -> str:
+        """Sentence on the facts it needs."""
+        return f"Needs the trainer's {', '.join(self.needs)}." if self.needs else ""
 
-    @property
-    def reason(self) -> str:
-        """Why it is a rule."""
-        return "\n\n".join(text for text in self._paragraphs[1:] if not text.startswith(SOURCE))
-
-    @property
-    def source(self) -> str:
-        """Where the reason can be checked."""
-        return " ".join(text.removeprefix(SOURCE).strip() for text in self._paragraphs if text.startswith(SOURCE))
-
-    def violations(self, case: Case) -> Iterator[Violation]:
-        if not self.applies(case):
+    def violations(self, given: RuleInput) -> Iterator[Violation]:
+        """Yield what breaks this rule, where it concerns the input."""
+        if not self.applies(given):
             return
-        for field, want, got, remedy, severity in self.check(case):
+        for field, want, got, remedy, severity in self.check(given):
             yield Violation(
                 rule=self.id, severity=severity or self.severity, field=field, want=want, got=got, remedy=remedy
             )
 
-    def missing(self, case: Case) -> tuple[str, ...]:
-        """The facts it needs and the case does not declare; none where the rule does not concern the case."""
-        return tuple(fact for fact in self.needs if not case.declares(fact)) if self.applies(case) else ()
+    def missing(self, given: RuleInput) -> tuple[str, ...]:
+        """Return the facts it needs and nobody declared; none where the rule does not concern the input."""
+        return tuple(fact for fact in self.needs if not given.declares(fact)) if self.applies(given) else ()
 
 
-SOURCE = "Source:"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeRule:
+    """Rule about what running processes do, which no declaration alone can break."""
 
+    id: str
+    checked: str  # a sentence: who checks it, and when
+    documentation: Documentation
+    severity: Severity = Severity.ERROR
 
-def next_multiple(value: int, unit: int) -> int:
-    """The smallest multiple of ``unit`` that is at least ``value``, and at least ``unit``."""
-    return max(1, -(-value // unit)) * unit
-
-
-def near_multiples(value: int, unit: int) -> str:
-    """A remedy: the multiples of ``unit`` around ``value``."""
-    below, above = value // unit * unit, next_multiple(value + 1, unit)
-    return f"use {below} or {above}" if below else f"use {above}"
+    def violation(self, field: str, *, want: str, got: str, remedy: str) -> Violation:
+        """Return that it is broken: what was wanted of ``field``, what was found, and what to change."""
+        return Violation(rule=self.id, severity=self.severity, field=field, want=want, got=got, remedy=remedy)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher
-from packhorse.rules.model import Case, Finding, Severity, near_multiples
+from packhorse.rules.conditions import varies
+from packhorse.rules.model import Breach, RuleInput, Severity
+from packhorse.rules.multiples import near_multiples
 
 __all__ = [
     "cu_seqlens_fixed",
@@ -14,12 +16,8 @@ __all__ = [
     "fp8_width",
     "graph_attention",
     "graph_width",
-    "pads_offsets",
     "pp_uniform",
-    "thd_rows",
     "variable_dispatch",
-    "varies",
-    "varies_across_stages",
 ]
 
 GRAPHS_OF_TRAINING = (CudaGraph.FULL_ITERATION, CudaGraph.TRANSFORMER_ENGINE)
@@ -27,49 +25,36 @@ ATTENTION = "attn"  # Megatron's name of the module
 FP8_UNIT = 8  # Transformer Engine: the product of all but the last dimension divides by 8
 
 
-def varies(case: Case) -> bool:
-    """Whether rows differ in width; dense rows never do."""
-    return case.contract.packed and not case.contract.fixed_width
-
-
-def varies_across_stages(case: Case) -> bool:
-    return varies(case) and case.layout.pipeline > 1
-
-
-def pads_offsets(case: Case) -> bool:
-    return case.contract.packed and case.contract.pad_cu_seqlens
-
-
 FIXED = ("pad_to_max_length", "true", "false", "set pad_to_max_length to true")
 
 
-def cu_seqlens_fixed(case: Case) -> Iterator[Finding]:
+def cu_seqlens_fixed(given: RuleInput) -> Iterator[Breach]:
     """pad_cu_seqlens comes with pad_to_max_length and max_segments.
 
     A fixed number of offsets needs to know that number, and the last offset is the fixed width.
 
     Source: Megatron-Bridge data/packing/gpt_sft.py takes both from the metadata of packed files; a stream has none.
     """
-    if varies(case):
-        yield Finding(*FIXED)
-    if case.contract.max_segments is None:
-        widest = max(1, case.contract.max_width // case.contract.segment_multiple)
+    if varies(given):
+        yield Breach(*FIXED)
+    if given.contract.max_segments is None:
+        widest = max(1, given.contract.max_width // given.contract.segment_multiple)
         remedy = f"set max_segments, at most {widest}: a row holds no more segments of segment_multiple slots"
-        yield Finding("max_segments", "a number", "not set", remedy)
+        yield Breach("max_segments", "a number", "not set", remedy)
 
 
-def graph_width(case: Case) -> Iterator[Finding]:
+def graph_width(given: RuleInput) -> Iterator[Breach]:
     """CUDA graphs of a training step (full iteration, or Transformer Engine's) get rows of one width.
 
     A graph replays the shapes that it captured.
 
     Source: Megatron-Bridge training/config.py, "Offline packing with CUDA graphs requires".
     """
-    if case.trainer.cuda_graph in GRAPHS_OF_TRAINING:
-        yield Finding(*FIXED)
+    if given.trainer.cuda_graph in GRAPHS_OF_TRAINING:
+        yield Breach(*FIXED)
 
 
-def graph_attention(case: Case) -> Iterator[Finding]:
+def graph_attention(given: RuleInput) -> Iterator[Breach]:
     """A CUDA graph that captures attention over packed rows gets a fixed number of offsets.
 
     Offsets are an input of packed attention. A graph of the MLP alone needs only the fixed width. Leaving
@@ -77,49 +62,39 @@ def graph_attention(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-Bridge training/config.py, "Packed attention CUDA graphs require".
     """
-    graph, modules = case.trainer.cuda_graph, case.trainer.cuda_graph_modules
+    graph, modules = given.trainer.cuda_graph, given.trainer.cuda_graph_modules
     captures = graph is CudaGraph.FULL_ITERATION or (
         graph is CudaGraph.TRANSFORMER_ENGINE and (not modules or ATTENTION in modules)
     )
-    if captures and not case.contract.pad_cu_seqlens:
+    if captures and not given.contract.pad_cu_seqlens:
         remedy = "set static_shapes to true and max_segments to a number, or leave attention out of the graph"
-        yield Finding("pad_cu_seqlens", "true", "false", remedy)
+        yield Breach("pad_cu_seqlens", "true", "false", remedy)
 
 
-def thd_rows(_case: Case) -> Iterator[Finding]:
-    """A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.
-
-    Checked by ``packhorse.adapters.megatron_bridge`` where offsets enter, as no declaration can tell.
-
-    Source: Megatron-Bridge training/gpt_step.py, "Packed THD batches expect micro-batch size 1".
-    """
-    return iter(())
-
-
-def pp_uniform(case: Case) -> Iterator[Finding]:
+def pp_uniform(given: RuleInput) -> Iterator[Breach]:
     """Pipeline stages exchange rows of one width, or the trainer exchanges shapes first (variable_seq_lengths).
 
     Receive buffers have the width that the model was built for.
 
     Source: Megatron-LM core/pipeline_parallel/schedules.py, get_tensor_shapes; variable_seq_lengths.
     """
-    if case.trainer.variable_seq_lengths is False:
-        yield Finding(*FIXED[:3], "set pad_to_max_length to true, or the trainer's variable_seq_lengths")
+    if given.trainer.variable_seq_lengths is False:
+        yield Breach(*FIXED[:3], "set pad_to_max_length to true, or the trainer's variable_seq_lengths")
 
 
-def variable_dispatch(case: Case) -> Iterator[Finding]:
+def variable_dispatch(given: RuleInput) -> Iterator[Breach]:
     """Rows of varying width do not go through the all-gather dispatcher of mixture-of-experts layers.
 
     It gathers tensors of one shape.
 
     Source: Megatron-LM core/transformer/transformer_config.py, moe_token_dispatcher_type.
     """
-    if case.trainer.moe_dispatcher is Dispatcher.ALLGATHER:
+    if given.trainer.moe_dispatcher is Dispatcher.ALLGATHER:
         remedy = "use alltoall or flex, or set pad_to_max_length to true"
-        yield Finding("moe_dispatcher", "alltoall or flex", "allgather", remedy)
+        yield Breach("moe_dispatcher", "alltoall or flex", "allgather", remedy)
 
 
-def ep_uniform(case: Case) -> Iterator[Finding]:
+def ep_uniform(given: RuleInput) -> Iterator[Breach]:
     """With expert parallelism rows have one width, or the dispatcher pads uneven token counts.
 
     Ranks that dispatch different numbers of tokens slow the kernels down or hang them. HybridEP in a CUDA
@@ -127,31 +102,31 @@ def ep_uniform(case: Case) -> Iterator[Finding]:
 
     Source: Megatron-Bridge models/transformer_config.py, moe_hybridep_pad_uneven_dispatch_inputs; its issue 5270.
     """
-    facts = case.trainer
+    facts = given.trainer
     if (facts.expert_parallel or 1) == 1:
         return
     graphs = facts.cuda_graph not in (None, CudaGraph.NONE)
     if graphs and facts.moe_dispatcher is Dispatcher.HYBRID_EP:
-        yield Finding(*FIXED, Severity.ERROR)
+        yield Breach(*FIXED, Severity.ERROR)
     elif facts.moe_pads_uneven is False:
-        yield Finding(*FIXED[:3], "set pad_to_max_length to true, or let the dispatcher pad")
+        yield Breach(*FIXED[:3], "set pad_to_max_length to true, or let the dispatcher pad")
 
 
-def fp8_width(case: Case) -> Iterator[Finding]:
+def fp8_width(given: RuleInput) -> Iterator[Breach]:
     """FP8: a rank's width divides by 8, and a row's by the width that the recipe needs.
 
     The recipe's width belongs into pack_multiple, so that rows of any length keep it.
 
     Source: Transformer Engine, assert_dim_for_fp8_exec.
     """
-    contract, layout = case.contract, case.layout
-    if not case.trainer.fp8:
+    contract, layout = given.contract, given.layout
+    if not given.trainer.fp8:
         return
-    unit = math.lcm(FP8_UNIT * layout.context, case.trainer.fp8_width or 1)
+    unit = math.lcm(FP8_UNIT * layout.context, given.trainer.fp8_width or 1)
     want = f"a multiple of {unit} slots, for FP8"
-    if not varies(case) and contract.seq_length % unit:
+    if not varies(given) and contract.seq_length % unit:
         whole = math.lcm(unit, contract.row_multiple)
-        yield Finding("seq_length", want, str(contract.seq_length), near_multiples(contract.seq_length, whole))
-    if varies(case) and contract.row_multiple % unit:
+        yield Breach("seq_length", want, str(contract.seq_length), near_multiples(contract.seq_length, whole))
+    if varies(given) and contract.row_multiple % unit:
         remedy = f"set pack_multiple to {math.lcm(unit, contract.pack_multiple)}"
-        yield Finding("pack_multiple", want, str(contract.pack_multiple), remedy)
+        yield Breach("pack_multiple", want, str(contract.pack_multiple), remedy)

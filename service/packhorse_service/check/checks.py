@@ -18,9 +18,21 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from packhorse.contract.batch_contract import Packing, ReaderPolicy, ResolvedContract
+from packhorse.declare import BRIDGE_RULES
 from packhorse.errors import ConfigError
-from packhorse.rules import RULES, Case, Severity, Unchecked, Violation, compare, errors, unchecked
-from packhorse.rules.document import explain
+from packhorse.rules import (
+    RULES,
+    RUNTIME_RULES,
+    RuleInput,
+    Severity,
+    Unchecked,
+    Violation,
+    compare,
+    errors,
+    explain,
+    unchecked,
+)
+from packhorse.rules.model import ExplainableRule
 from packhorse_service.check.memory_bound import (
     MemoryBound,
     local_sizes,
@@ -135,7 +147,7 @@ def check_config(
     derived = derived_values(contract, layout)
     if lengths is not None:
         derived["lengths"] = fill_bound(lengths, contract)
-    not_checked = unchecked(Case(layout, contract, facts, reader.window))
+    not_checked = unchecked(RuleInput(layout, contract, facts, reader.window))
     memory = stream_memory(config, base, contract, layout, local_sizes(config, base))
     return Report(tuple(violations), tuple(not_checked), derived, memory)
 
@@ -227,8 +239,9 @@ def _plain(text: str) -> str:
 
 
 def explain_rule(name: str) -> str:
-    """All that is known of a rule. Raises ``ConfigError`` that names the nearest where there is none."""
-    known = {rule.id: rule for rule in RULES}
+    """Return all that is known of a rule of any kind. Raise ``ConfigError`` with the nearest id where there is none."""
+    every: tuple[ExplainableRule, ...] = (*RULES, *RUNTIME_RULES, *BRIDGE_RULES)
+    known = {rule.id: rule for rule in every}
     if name.upper() in known:
         return explain(known[name.upper()])
     near = difflib.get_close_matches(name.upper(), known, n=1)

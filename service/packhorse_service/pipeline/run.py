@@ -32,7 +32,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse.rows.row import SampleKey
-from packhorse.rules import Case, Severity, check
+from packhorse.rules import RuleInput, Severity, check
 from packhorse_service.config.serve_config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
@@ -105,7 +105,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
     layout, declared = config.layout, config.contract
     spec, tokenizer = open_tokenizer(config, base)
     contract = resolve_contract(declared, layout, tokenizer)
-    broken = check(Case(layout, contract, declared.trainer or TrainerFacts()))
+    broken = check(RuleInput(layout, contract, declared.trainer or TrainerFacts()))
     if any(violation.severity is Severity.ERROR for violation in broken):
         raise ContractError("the contract does not hold:\n" + "\n".join(f"  {v}" for v in broken))
     _check_snapshot_size(config)

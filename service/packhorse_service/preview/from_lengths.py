@@ -10,7 +10,7 @@ from packhorse.contract.batch_contract import BatchContract, Packing, Remainder,
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ContractError
-from packhorse.rules import Case, check, errors
+from packhorse.rules import RuleInput, check, errors
 from packhorse_service.mixing.over_length import CUTS, OverLength
 from packhorse_service.packing.packer import packer_for, packing_plan
 from packhorse_service.packing.packing_plan import PackingAlgorithm
@@ -98,7 +98,7 @@ def _planning(options: LengthsOptions) -> Planning:
 
 def broken_rules(contract: ResolvedContract, layout: ParallelLayout) -> Sequence[object]:
     """The rules that these sizes break, as far as a trainer that declares nothing shows."""
-    return errors(check(Case(layout, contract, TrainerFacts())))
+    return errors(check(RuleInput(layout, contract, TrainerFacts())))
 
 
 def simulate(

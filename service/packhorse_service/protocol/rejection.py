@@ -11,27 +11,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from packhorse.contract.layout import Coordinates, ParallelLayout
-from packhorse.rules import Severity, Violation
+from packhorse.rules import Violation
+from packhorse.rules.runtime_rules import RANKS_AGREE
 from packhorse.schema import HEADER_LIMIT_BYTES, pack
 from packhorse.wire.messages import Hello
 
-__all__ = ["Dismissal", "rank_name", "refusal"]
+__all__ = ["Rejections", "rank_name"]
 
 NAMES_SHOWN = 16
-REFUSED_KNOWN = 4096  # a HELLO says which reader it is, and in which layout: whatever it likes
+REJECTED_LIMIT = 4096  # a HELLO says which reader it is, and in which layout: whatever it likes
 TEXT_LIMIT = 400  # characters of one text of a violation
 LIST_LIMIT_BYTES = HEADER_LIMIT_BYTES - 2048  # of all texts of a list, which must fit one header
 
 
 @dataclass(slots=True)
-class Dismissal:
+class Rejections:
     """What stands in the way of the attempt that is forming."""
 
     layout: ParallelLayout
-    _refused: dict[Coordinates, tuple[Violation, ...]] = field(default_factory=dict)
+    _rejected: dict[Coordinates, tuple[Violation, ...]] = field(default_factory=dict)
     _claimed_twice: set[Coordinates] = field(default_factory=set)
 
-    def refuse(self, hello: Hello, violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    def reject(self, hello: Hello, violations: Iterable[Violation]) -> tuple[Violation, ...]:
         """Remember that a reader broke rules; returns them with its name.
 
         It may stand in another layout: its rank there is what tells which process it is.
@@ -39,8 +40,8 @@ class Dismissal:
         name = rank_name(hello.layout, hello.reader)
         named = _fitting(replace(violation, field=f"{violation.field} of {name}") for violation in violations)
         at = self._here(hello)
-        if at in self._refused or len(self._refused) < REFUSED_KNOWN:
-            self._refused[at] = named
+        if at in self._rejected or len(self._rejected) < REJECTED_LIMIT:
+            self._rejected[at] = named
         return named
 
     def _here(self, hello: Hello) -> Coordinates:
@@ -48,9 +49,9 @@ class Dismissal:
         return self.layout.coordinates(rank) if rank < self.layout.world_size else hello.reader
 
     @property
-    def refused(self) -> set[Coordinates]:
+    def rejected(self) -> set[Coordinates]:
         """Readers that have come and broke rules."""
-        return set(self._refused)
+        return set(self._rejected)
 
     def claim_twice(self, at: Coordinates) -> None:
         """A second process says that it is this reader."""
@@ -58,30 +59,33 @@ class Dismissal:
 
     def accept(self, at: Coordinates) -> None:
         """The reader has come with a contract that holds."""
-        self._refused.pop(at, None)
+        self._rejected.pop(at, None)
 
     def clear(self) -> None:
-        self._refused.clear()
+        self._rejected.clear()
         self._claimed_twice.clear()
 
     def violations(self, missing: Iterable[Coordinates], disagreement: Iterable[str]) -> tuple[Violation, ...]:
         """The whole list."""
-        return _fitting(self._lines(sorted(set(missing) - self._refused.keys()), list(disagreement)))
+        return _fitting(self._lines(sorted(set(missing) - self._rejected.keys()), list(disagreement)))
 
     def _lines(self, missing: list[Coordinates], disagreement: list[str]) -> Iterator[Violation]:
-        for at in sorted(self._refused):
-            yield from self._refused[at]
+        for at in sorted(self._rejected):
+            yield from self._rejected[at]
         for at in sorted(self._claimed_twice):
             got = f"{rank_name(self.layout, at)} claimed by two processes"
-            yield refusal("RANKS_AGREE", "readers", "each coordinate once", got, "give each process its own rank")
+            remedy = "give each process its own rank"
+            yield RANKS_AGREE.violation("readers", want="each coordinate once", got=got, remedy=remedy)
         if missing:
             named = [rank_name(self.layout, at) for at in missing[:NAMES_SHOWN]]
             more = [f"and {len(missing) - NAMES_SHOWN} more"] if len(missing) > NAMES_SHOWN else []
             got = f"without {', '.join(named + more)}"
-            yield refusal("RANKS_AGREE", "readers", "complete", got, "start these ranks, or correct rank and layout")
+            remedy = "start these ranks, or correct rank and layout"
+            yield RANKS_AGREE.violation("readers", want="complete", got=got, remedy=remedy)
         if disagreement:
             remedy = "resume all ranks from one checkpoint"
-            yield refusal("RANKS_AGREE", "start", "the same for all readers", "; ".join(disagreement), remedy)
+            got = "; ".join(disagreement)
+            yield RANKS_AGREE.violation("start", want="the same for all readers", got=got, remedy=remedy)
 
 
 def rank_name(layout: ParallelLayout, at: Coordinates) -> str:
@@ -89,10 +93,6 @@ def rank_name(layout: ParallelLayout, at: Coordinates) -> str:
     sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
     inside = all(0 <= coordinate < size for coordinate, size in zip(at, sizes, strict=True))
     return f"rank {layout.rank(at)} ({at})" if inside else f"reader {at}"
-
-
-def refusal(rule: str, field_name: str, want: str, got: str, remedy: str) -> Violation:
-    return Violation(rule=rule, severity=Severity.ERROR, field=field_name, want=want, got=got, remedy=remedy)
 
 
 def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
@@ -103,7 +103,8 @@ def _fitting(violations: Iterable[Violation]) -> tuple[Violation, ...]:
         shown, left = (shown, left + 1) if left or room < 0 else ([*shown, violation], 0)
     if left:
         got = f"{left} more violations than fit this message"
-        shown.append(refusal("RANKS_AGREE", "readers", "a list that can be read", got, "correct these first"))
+        want, remedy = "a list that can be read", "correct these first"
+        shown.append(RANKS_AGREE.violation("readers", want=want, got=got, remedy=remedy))
     return tuple(shown)
 
 

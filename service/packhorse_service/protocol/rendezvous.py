@@ -11,16 +11,18 @@ another. A reader that has handed out nothing counts for both rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
+from packhorse.rules import Violation
 from packhorse.wire.messages import NO_ATTEMPT, Hello
+from packhorse_service.protocol.stream_spec import disagreements
 
-__all__ = ["PendingHello", "Quorum", "Rendezvous"]
+__all__ = ["PendingHello", "Quorum", "Rendezvous", "reject_disagreeing"]
 
 
 EARLY_S = 2.0
@@ -261,3 +263,13 @@ def _place_of(hello: Hello) -> str:
 def _listed(readers: list[str]) -> str:
     more = f" and {len(readers) - NAMED} more" if len(readers) > NAMED else ""
     return ", ".join(readers[:NAMED]) + more
+
+
+def reject_disagreeing(rendezvous: Rendezvous, quorum: Quorum | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:
+    """Forget the readers of a quorum that declare different contracts; yield whom to reject, and why."""
+    hellos = quorum.hellos if quorum else {}
+    violations = tuple(disagreements({at: pending.hello for at, pending in hellos.items()}))
+    if violations:
+        for pending in hellos.values():
+            rendezvous.forget(pending.peer)
+            yield pending.peer, violations

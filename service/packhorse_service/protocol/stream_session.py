@@ -42,10 +42,10 @@ from packhorse_service.protocol.counters import StreamCounters
 from packhorse_service.protocol.delivery import Sender
 from packhorse_service.protocol.effects import Effect, Make, Restore, Send
 from packhorse_service.protocol.readers import Phase, Reader, ReaderTable
-from packhorse_service.protocol.rejection import Dismissal, rank_name
-from packhorse_service.protocol.rendezvous import PendingHello, Quorum, Rendezvous
+from packhorse_service.protocol.rejection import Rejections, rank_name
+from packhorse_service.protocol.rendezvous import PendingHello, Quorum, Rendezvous, reject_disagreeing
 from packhorse_service.protocol.step_buffer import StepBuffer
-from packhorse_service.protocol.stream_spec import StreamSpec, dismissals
+from packhorse_service.protocol.stream_spec import StreamSpec
 from packhorse_service.protocol.wait_messages import obstacles, rejoining, waits
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
@@ -65,7 +65,7 @@ class StreamSession:
     readers: ReaderTable = field(init=False)
     rendezvous: Rendezvous = field(init=False)
     buffer: StepBuffer = field(init=False)
-    dismissal: Dismissal = field(init=False)
+    rejections: Rejections = field(init=False)
     counters: StreamCounters = field(default_factory=StreamCounters)
     phase_since_s: float = 0.0
     heard_s: float = 0.0  # when a message came last
@@ -81,7 +81,7 @@ class StreamSession:
         self.readers = ReaderTable({}, self.spec)
         self.rendezvous = Rendezvous(self.spec.readers)
         self.buffer = StepBuffer(self.spec.steps_ahead)
-        self.dismissal = Dismissal(self.spec.layout)
+        self.rejections = Rejections(self.spec.layout)
 
     # The server's calls ------------------------------------------------------------------------------
 
@@ -166,19 +166,19 @@ class StreamSession:
         """Time passed: every keep-alive interval, tell whom something is owed what is waited for."""
         met = self.phase in (Phase.RESTORING, Phase.WELCOMING)
         if self.failure is None and not met and self.rendezvous.overdue(now):
-            return self._dismiss()
+            return self._reject_waiting()
         if now - self._said_s < self.spec.keep_alive_s or self.failure is not None:
             return []
         self._said_s = now
         back = [self._error(g.peer, ErrorCode.HELLO, "say HELLO again") for g in self.rendezvous.restored()]
         return [*back, *(Send(peer, wait) for peer, wait in waits(self, now)), *self._rejoins(now)]
 
-    def _dismiss(self) -> list[Effect]:
+    def _reject_waiting(self) -> list[Effect]:
         """The deadline of those that wait: refuse them all, in the same words."""
-        violations = self.dismissal.violations(*obstacles(self))
+        violations = self.rejections.violations(*obstacles(self))
         peers = [pending.peer for pending in self.rendezvous.pending()]
         self.rendezvous.reset()
-        self.dismissal.clear()
+        self.rejections.clear()
         return [self.reject(peer, violations) for peer in peers]
 
     def _rejoins(self, now: float) -> list[Effect]:
@@ -195,11 +195,11 @@ class StreamSession:
     # HELLO -------------------------------------------------------------------------------------------
 
     def _hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
-        violations = self.spec.refusals(hello)
+        violations = self.spec.violations_of(hello)
         if violations:
-            named = self.dismissal.refuse(hello, violations)
+            named = self.rejections.reject(hello, violations)
             return [self.reject(peer, named)]
-        self.dismissal.accept(hello.reader)
+        self.rejections.accept(hello.reader)
         known = self.readers.by_coordinates.get(hello.reader)
         returns = known is not None and known.client == hello.client and hello.attempt == self.attempt
         effects: list[Effect] = []
@@ -214,9 +214,9 @@ class StreamSession:
             return [self._error(peer, ErrorCode.FAILED, text, fatal=True)]
         replaced = self.rendezvous.add(peer, hello, now)
         if replaced is not None:
-            self.dismissal.claim_twice(hello.reader)
+            self.rejections.claim_twice(hello.reader)
         quorum = self.rendezvous.quorum()
-        refused = [self.reject(peer, broken) for peer, broken in dismissals(self.rendezvous, quorum)]
+        refused = [self.reject(peer, broken) for peer, broken in reject_disagreeing(self.rendezvous, quorum)]
         return effects + (refused or (self._form(quorum, now) if quorum else []))
 
     def _move(self, reader: Reader, peer: bytes, hello: Hello, now: float) -> list[Effect]:
@@ -304,7 +304,7 @@ class StreamSession:
         self._enter(Phase.RUNNING, now)
         out = [self._replaced(pending) for pending in self.rendezvous.replaced()]
         self.rendezvous.attempt_started(self.attempt, {reader.client for reader in self.readers})
-        self.dismissal.clear()
+        self.rejections.clear()
         return [*out, *self._pump(self.readers, now)]
 
     def _replaced(self, pending: PendingHello) -> Send:

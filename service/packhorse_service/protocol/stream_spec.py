@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 
@@ -12,11 +12,10 @@ from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
+from packhorse.rules.runtime_rules import PROTOCOL, RANKS_AGREE
 from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, PROTOCOL_VERSION, Hello, Welcome
-from packhorse_service.protocol.rejection import refusal
-from packhorse_service.protocol.rendezvous import Quorum, Rendezvous
 
-__all__ = ["StreamSpec", "disagreements", "dismissals", "readers_of"]
+__all__ = ["StreamSpec", "disagreements", "readers_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +50,17 @@ class StreamSpec:
             warnings=warnings,
         )
 
-    def refusals(self, hello: Hello) -> list[Violation]:
+    def violations_of(self, hello: Hello) -> list[Violation]:
         """Every rule that refuses this reader."""
         found = errors(self._broken(hello))
         if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
             got = f"{hello.min_version} … {hello.max_version}"
-            found.append(refusal("PROTOCOL", "protocol", str(PROTOCOL_VERSION), got, "install the server's version"))
+            want, remedy = str(PROTOCOL_VERSION), "install the server's version"
+            found.append(PROTOCOL.violation("protocol", want=want, got=got, remedy=remedy))
         if hello.reader not in self.readers:
             want = f"a reader of {self.layout}"
-            found.append(refusal("RANKS_AGREE", "reader", want, str(hello.reader), "check rank and layout"))
+            got, remedy = str(hello.reader), "check rank and layout"
+            found.append(RANKS_AGREE.violation("reader", want=want, got=got, remedy=remedy))
         return found
 
 
@@ -92,7 +93,8 @@ def disagreements(hellos: Mapping[Coordinates, Hello]) -> list[Violation]:
         odd = [f"{at} {value}" for at, value in values.items() if value != usual]
         got = ", ".join(odd[:NAMED]) + (f" and {len(odd) - NAMED} more" if len(odd) > NAMED else "")
         want = f"the same for all readers; most declare {usual}"
-        found.append(refusal("RANKS_AGREE", name, want, got, f"declare the same {name} on every rank"))
+        remedy = f"declare the same {name} on every rank"
+        found.append(RANKS_AGREE.violation(name, want=want, got=got, remedy=remedy))
     return found
 
 
@@ -101,16 +103,6 @@ def _declared(contract: BatchContract) -> dict[str, object]:
     facts = contract.trainer or TrainerFacts()
     of_trainer = {f"trainer.{f.name}": getattr(facts, f.name) for f in fields(facts)}
     return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
-
-
-def dismissals(rendezvous: Rendezvous, quorum: Quorum | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:
-    """All are here, and declare different contracts: whom to refuse, each by its connection."""
-    hellos = quorum.hellos if quorum else {}
-    violations = tuple(disagreements({at: pending.hello for at, pending in hellos.items()}))
-    if violations:
-        for pending in hellos.values():
-            rendezvous.forget(pending.peer)
-            yield pending.peer, violations
 
 
 NAMED = 4  # readers that differ, in a message

@@ -129,7 +129,7 @@ def _unheard(session: StreamSession, now: float) -> set[Coordinates]:
     met = session.phase in (Phase.RESTORING, Phase.WELCOMING)
     if met or session.rendezvous.waited_s(now) <= session.spec.rejoin_after_s:
         return set()
-    return set(session.rendezvous.absent_from(session.rendezvous.candidates()[0])) - session.dismissal.refused
+    return set(session.rendezvous.absent_from(session.rendezvous.candidates()[0])) - session.rejections.rejected
 
 
 def describe(session: StreamSession) -> str:

@@ -23,9 +23,9 @@ from packhorse.contract.batch_contract import ReaderPolicy
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.rules import Violation
+from packhorse.rules.runtime_rules import KEY_RANK
 from packhorse.transport.key_files import parse_toml, public_key, read_key_pair, require_fields
 from packhorse_service.config.serve_config import CurveConfig
-from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.stream_spec import readers_of
 
 __all__ = ["ALL", "Client", "ClientAuthenticator", "Clients", "Curve", "Ranks", "load_clients", "load_curve"]
@@ -79,14 +79,14 @@ class Clients:
     path: Path
     by_key: Mapping[bytes, Client]
 
-    def claim_refusal(self, key: bytes, rank: int) -> Violation | None:
-        """``KEY_RANK``, where the holder of a key on the list may not be this rank."""
+    def claim_violation(self, key: bytes, rank: int) -> Violation | None:
+        """Return how it breaks ``KEY_RANK`` that the holder of a key on the list claims this rank, if it may not."""
         client = self.by_key[key]
         if rank in client.ranks:
             return None
         want, got = f"one that may claim rank {rank}", f"that of {client.name!r}, for {client.ranks}"
         remedy = f"give this rank such a key, or widen ranks of [{client.name}] in {self.path}"
-        return refusal("KEY_RANK", "key", want, got, remedy)
+        return KEY_RANK.violation("key", want=want, got=got, remedy=remedy)
 
     def require_readers(self, layout: ParallelLayout, readers: ReaderPolicy, stream: str) -> None:
         """Raise ``ConfigError`` where no key may claim the rank of a reader: all others would wait for it in vain."""

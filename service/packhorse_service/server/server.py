@@ -23,6 +23,7 @@ from types import FrameType
 
 from packhorse.errors import ConfigError, ContractError
 from packhorse.rules import Violation
+from packhorse.rules.runtime_rules import STREAM
 from packhorse.wire.messages import Bye, Hello, Message, Reject, ServerError, encode
 from packhorse_service.config.addresses import Address
 from packhorse_service.loading.engine import Engine
@@ -34,7 +35,6 @@ from packhorse_service.monitoring.status_http import StatusServer
 from packhorse_service.pipeline.run import StreamPlan
 from packhorse_service.protocol.admission import Limits
 from packhorse_service.protocol.readers import Phase
-from packhorse_service.protocol.rejection import refusal
 from packhorse_service.protocol.stream_session import Effect, Make, Restore, Send, StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import Curve
@@ -263,10 +263,10 @@ class Server:
         session, hello = stream.session, heard.message
         if self._clients is None or not isinstance(hello, Hello) or hello.reader not in session.spec.readers:
             return []
-        violation = self._clients.claim_refusal(heard.key, session.spec.layout.rank(hello.reader))
+        violation = self._clients.claim_violation(heard.key, session.spec.layout.rank(hello.reader))
         if violation is None:
             return []
-        named = session.dismissal.refuse(hello, [violation])
+        named = session.rejections.reject(hello, [violation])
         if named[0] not in self._wrong_claims:
             self._wrong_claims.add(named[0])
             log.warning("%s%s", self._label(stream), named[0])
@@ -275,7 +275,7 @@ class Server:
     def _reject_unknown_stream(self, peer: bytes, message: Message) -> None:
         """There is no such stream here; say which there are."""
         want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
-        violations = (refusal("STREAM", "stream", want, message.stream, remedy),)
+        violations = (STREAM.violation("stream", want=want, got=message.stream, remedy=remedy),)
         self._first.session.counters.add_reject(violations)
         self._carry_out(self._first, [Send(peer, Reject(stream=message.stream, violations=violations))])
 

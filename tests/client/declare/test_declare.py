@@ -19,9 +19,9 @@ from packhorse.contract.batch_contract import BatchContract, LossReduction, Obje
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, TrainerFacts
-from packhorse.declare import BRIDGE_RULES, bridge_case, check_bridge
+from packhorse.declare import BRIDGE_RULES, bridge_rule_input, check_bridge
 from packhorse.errors import ConfigError
-from packhorse.rules import Case, Severity, check, errors, unchecked
+from packhorse.rules import RuleInput, Severity, check, errors, unchecked
 
 # After validate_args: what a Megatron-LM job of 16 ranks holds, of what is read.
 MEGATRON: dict[str, Any] = {
@@ -139,7 +139,7 @@ class TestMegatron:
     def test_a_whole_namespace_leaves_unchecked_only_what_arguments_cannot_tell(self) -> None:
         declared, layout = BatchContract.from_megatron(megatron()), ParallelLayout.from_megatron(megatron())
         contract = resolve(declared, layout, seq_length=8192, global_batch_size=64, vocab_size=128_256)
-        case = Case(layout, contract, facts_of(declared), window=4)
+        case = RuleInput(layout, contract, facts_of(declared), window=4)
         assert check(case) == []
         left = {fact for _, missing in unchecked(case) for fact in missing}
         assert left == {"packs_offline", "packs_in_batch", "defers_packing", "data_seq_length", "model_family"}
@@ -274,7 +274,7 @@ class TestBridge:
         assert ParallelLayout.from_megatron_bridge(known) == expected
 
     def test_a_case_says_what_it_could_not_check(self) -> None:
-        assert "MODEL_FAMILY" in dict(unchecked(bridge_case(bridge(), 2)))
+        assert "MODEL_FAMILY" in dict(unchecked(bridge_rule_input(bridge(), 2)))
 
 
 ENERGON = {"seq_length": 4096, "micro_batch_size": 1, "packing_buffer_size": 16}
@@ -323,7 +323,7 @@ class TestCheckBridge:
         assert (found.rule, found.severity) == ("BRIDGE_OVERLAP", Severity.WARN)
 
     def test_every_rule_of_the_settings_says_when_it_holds(self) -> None:
-        assert all(rule.summary.endswith(".") and rule.id.startswith("BRIDGE_") for rule in BRIDGE_RULES)
+        assert all(rule.documentation.summary.endswith(".") and rule.id.startswith("BRIDGE_") for rule in BRIDGE_RULES)
 
     def test_a_world_that_the_sizes_do_not_divide_is_refused(self) -> None:
         assert rules_of(bridge(), 3) == ["WORLD"]

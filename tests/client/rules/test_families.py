@@ -7,7 +7,7 @@ import pytest
 from packhorse.contract.batch_contract import BatchContract, Objective, Packing, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
-from packhorse.rules import FAMILIES, Case, Family, Severity, Violation, check
+from packhorse.rules import FAMILIES, Family, RuleInput, Severity, Violation, check
 
 # research's table of opt-outs, by name: hard rows are refusals in the family's own code.
 HARD = {
@@ -39,7 +39,7 @@ def found(family: str | None, packing: Packing, objective: Objective = Objective
     mbs = 2 if packing is Packing.IN_BATCH else 1
     declared = BatchContract(packing=packing, objective=objective, micro_batch_size=mbs)
     contract = resolve(declared, layout, seq_length=512, global_batch_size=8, vocab_size=100)
-    return check(Case(layout, contract, TrainerFacts(model_family=family)))
+    return check(RuleInput(layout, contract, TrainerFacts(model_family=family)))
 
 
 def test_the_table_has_a_row_for_each_family_that_opts_out() -> None:

@@ -23,7 +23,7 @@ from packhorse.contract.batch_contract import (
 )
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
-from packhorse.rules import RULES, Case, Severity, check, compare
+from packhorse.rules import RULES, RuleInput, Severity, check, compare
 from tests.strategies import layouts, resolved_contracts
 
 CP1, CP2, CP4 = (ParallelLayout(context=context) for context in (1, 2, 4))
@@ -43,8 +43,8 @@ class Row:
     severity: Severity = Severity.ERROR
 
     @property
-    def case(self) -> Case:
-        return Case(self.layout, replace(BASE, **self.settings))
+    def case(self) -> RuleInput:
+        return RuleInput(self.layout, replace(BASE, **self.settings))
 
 
 TABLES: dict[str, list[Row]] = {
@@ -151,7 +151,7 @@ def test_what_a_remedy_proposes_satisfies_the_rule(rule: str, row: Row) -> None:
         assert offered or rule == "DTYPE_RANGE"
         for settings in offered:
             turned = replace(row.case.contract, **settings)
-            assert rule not in {v.rule for v in check(Case(row.layout, turned))}, settings
+            assert rule not in {v.rule for v in check(RuleInput(row.layout, turned))}, settings
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_remedies_read_like_this(row: Row, remedy: str | None) -> None:
 def test_a_length_below_its_multiple_is_offered_each_value_once() -> None:
     cases: list[dict[str, Any]] = [{"seq_length": 3}, {"seq_length": 3, "segment_multiple": 16}]
     for settings in cases:
-        for violation in check(Case(CP4, replace(BASE, **settings))):
+        for violation in check(RuleInput(CP4, replace(BASE, **settings))):
             offered = SET_TO if violation.rule == "SEGMENT_ALIGN" else NUMBER
             numbers = offered.findall(violation.remedy)
             assert len(numbers) == len(set(numbers)), violation.remedy
@@ -193,7 +193,7 @@ def test_all_violations_are_listed_at_once() -> None:
         vocab_size=(1 << 31) + 1,
         pad_id=-1,
     )
-    assert [(v.rule, v.field) for v in check(Case(ParallelLayout(data=2, context=2), contract))] == [
+    assert [(v.rule, v.field) for v in check(RuleInput(ParallelLayout(data=2, context=2), contract))] == [
         ("MBS_ONLINE", "micro_batch_size"),
         ("CP_LENGTH", "seq_length"),
         ("SEGMENT_ALIGN", "segment_multiple"),
@@ -207,7 +207,7 @@ def test_all_violations_are_listed_at_once() -> None:
 
 @given(layout=layouts(), data=st.data())
 def test_a_contract_that_holds_is_never_refused(layout: ParallelLayout, data: st.DataObject) -> None:
-    assert check(Case(layout, data.draw(resolved_contracts(layout)))) == []
+    assert check(RuleInput(layout, data.draw(resolved_contracts(layout)))) == []
 
 
 FAULTS = sorted(TABLES)
@@ -231,7 +231,7 @@ def test_a_single_fault_is_always_caught_by_the_name_of_its_rule(
         "GBS_DIVIDES": {"global_batch_size": contract.global_batch_size * layout.data + 1},
         "DTYPE_RANGE": {"pad_id": contract.vocab_size + slip},
     }
-    found = {violation.rule for violation in check(Case(layout, replace(contract, **faults[fault])))}
+    found = {violation.rule for violation in check(RuleInput(layout, replace(contract, **faults[fault])))}
     implied = {"PACK_ALIGN"} if fault == "CP_LENGTH" else set()
     assert found == {fault} | implied
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from packhorse.contract.batch_contract import BatchContract, resolve
 from packhorse.contract.layout import ParallelLayout
-from packhorse.rules import RULES
+from packhorse.rules import RULES, RUNTIME_RULES
 from packhorse_service.check.checks import fill_bound
 from packhorse_service.commands import app
 from tests.service.shards_on_disk import save_tiny_tokenizer
@@ -162,11 +162,11 @@ def test_an_invalid_multiple_is_refused(tmp_path: Path) -> None:
         assert check(feed(tmp_path, {"segment_multiple": multiple})).exit_code == 1
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [*RULES, *RUNTIME_RULES], ids=lambda rule: rule.id)
 def test_every_rule_is_explained(rule: Any) -> None:
     done = check("--explain", rule.id.lower())
     assert done.exit_code == 0
-    assert rule.summary in done.stdout
+    assert rule.documentation.summary in done.stdout
 
 
 def test_a_rule_that_is_not_there_is_named_with_the_nearest() -> None:

@@ -61,7 +61,7 @@ def greeted(server: StreamSession, *clients: ClientSession) -> list[ServerSend]:
 
 def test_every_broken_rule_refuses_the_reader_at_once() -> None:
     contract = BatchContract(seq_length=16, trainer=TrainerFacts(transformer_impl="local"))
-    found = stream_spec().refusals(hello_of(client(0, contract, window=1)))
+    found = stream_spec().violations_of(hello_of(client(0, contract, window=1)))
     assert [violation.rule for violation in found] == ["SEQ_LENGTH_MATCH", "THD_BACKEND", "WINDOW"]
 
 

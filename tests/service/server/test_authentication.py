@@ -163,8 +163,8 @@ def test_a_claim_is_allowed_refused_with_what_to_change_and_every_reader_needs_a
     path = tmp_path / "clients.toml"
     path.write_text(f'[a]\npublic = "{A}"\nranks = "0-1"\n[b]\npublic = "{B}"\nranks = "4-7"\n')
     clients = load_clients(path)
-    assert clients.claim_refusal(A.encode(), 1) is None
-    refused = clients.claim_refusal(B.encode(), 1)
+    assert clients.claim_violation(A.encode(), 1) is None
+    refused = clients.claim_violation(B.encode(), 1)
     assert refused is not None
     assert str(refused) == (
         "KEY_RANK: key is that of 'b', for ranks 4-7, must be one that may claim rank 1; "

@@ -1,0 +1,20 @@
+"""A rule explained, as text."""
+
+from __future__ import annotations
+
+from packhorse.rules.model import ExplainableRule
+
+__all__ = ["explain"]
+
+
+def explain(rule: ExplainableRule) -> str:
+    """Return all that is known of one rule: id and severity, when it holds, why, what it needs, and the source."""
+    summary, reason, source = rule.documentation
+    parts = (
+        f"{rule.id} ({rule.severity})",
+        summary,
+        reason,
+        rule.checked,
+        f"Source: {source}" if source else "",
+    )
+    return "\n\n".join(part for part in parts if part)
