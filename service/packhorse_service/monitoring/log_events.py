@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamPhase, StreamStatus
+from packhorse_service.text.formatting import names
 
 __all__ = ["LogEvent", "log_events"]
 
-NAMES_SHOWN = 8
 STALL_WARNED_S = 10.0  # shorter ones are on the status page, and in the metrics
 
 
@@ -63,9 +62,7 @@ def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
 
 
 def _names(readers: Sequence[ReaderStatus]) -> str:
-    shown = ", ".join(f"rank {reader.rank} ({reader.at})" for reader in islice(readers, NAMES_SHOWN))
-    more = len(readers) - NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return names(readers, say=lambda reader: f"rank {reader.rank} ({reader.at})")
 
 
 def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:

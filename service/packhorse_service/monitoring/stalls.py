@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
@@ -18,13 +17,13 @@ from packhorse_service.protocol.readers import Phase, Reader
 from packhorse_service.protocol.rejection import rank_name
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.wait_messages import describe
+from packhorse_service.text.formatting import names
 
 __all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in_flight", "stall"]
 
 SILENT_S = 3.0  # three keep-alive intervals
 FRESH_S = 1.5  # what a reader said last still holds: it says it every second
 WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
-NAMES_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _starting(session: StreamSession) -> str:
         asked = session.asked
         return "waits for a reader's snapshot" if asked else "the stream is made again where the readers stand"
     if session.phase is Phase.WELCOMING:
-        silent = names(session, (reader.at for reader in session.readers if not reader.answered))
+        silent = _named(session, (reader.at for reader in session.readers if not reader.answered))
         return f"waits for {silent} to acknowledge that the attempt begins"
     return describe(session)
 
@@ -144,7 +143,7 @@ class _Running:
         if reader.sent.step < self.session.readers.low_watermark.step + self.session.spec.steps_ahead:
             return Finding(ReaderState.WAITING, self.producing.cause, self.producing.why, waits_s)
         slow = [at for at in _slowest(self.session) if at != reader.at]
-        why = f"waits for {names(self.session, slow)} to take step {self.session.readers.low_watermark.step}"
+        why = f"waits for {_named(self.session, slow)} to take step {self.session.readers.low_watermark.step}"
         return Finding(ReaderState.WAITING, Cause.SLOW_PEER, why, waits_s)
 
 
@@ -181,19 +180,16 @@ def _root(session: StreamSession, found: Found, waiting: Found) -> tuple[Cause, 
         _because_of(session, Cause.NETWORK, waiting)
         or _because_of(session, Cause.NETWORK, slow)
         or _because_of(session, Cause.TRAINER, slow)
-        or (Cause.SLOW_PEER, f"{names(session, slow)} takes longer over a step than the others")
+        or (Cause.SLOW_PEER, f"{_named(session, slow)} takes longer over a step than the others")
     )
 
 
 def _because_of(session: StreamSession, cause: Cause, readers: Found) -> tuple[Cause, str] | None:
     """Those of the readers that do not go on for this cause."""
     because = {at: finding for at, finding in readers.items() if finding.cause is cause}
-    return (cause, f"{names(session, because)}: {next(iter(because.values())).why}") if because else None
+    return (cause, f"{_named(session, because)}: {next(iter(because.values())).why}") if because else None
 
 
-def names(session: StreamSession, readers: Iterable[Coordinates]) -> str:
+def _named(session: StreamSession, readers: Iterable[Coordinates]) -> str:
     """The first of them for people, and how many more there are."""
-    listed = list(readers)
-    shown = ", ".join(rank_name(session.spec.layout, at) for at in islice(listed, NAMES_SHOWN))
-    more = len(listed) - NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown or "nobody"
+    return names(readers, say=lambda at: rank_name(session.spec.layout, at)) or "nobody"

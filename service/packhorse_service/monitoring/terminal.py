@@ -19,7 +19,7 @@ from packhorse_service.monitoring.status import (
     SourceStatus,
     StreamStatus,
 )
-from packhorse_service.text.formatting import duration, human_bytes, percent, pluralise, si
+from packhorse_service.text.formatting import and_more, duration, human_bytes, percent, pluralise, si
 from packhorse_service.text.sparkline import sparkline
 
 __all__ = ["STALE_S", "headlines", "plain", "render"]
@@ -127,7 +127,7 @@ def _readers(stream: StreamStatus) -> RenderableType:
         figures = (f"{step:,}.{index}", f"{reader.lag:,}", _asked(reader))
         table.add_row(f"{reader.rank:,}", Text(plain(reader.at)), *figures, _is(reader))
     more = len(stream.readers) - len(shown)
-    return Group(table, Text(f"and {more:,} more", "dim")) if more > 0 else table
+    return Group(table, Text(and_more(more), "dim")) if more > 0 else table
 
 
 def _shown(stream: StreamStatus) -> list[ReaderStatus]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from packhorse_service.mixing.open_blocks import SourceSetting
 from packhorse_service.packing.modes import PackedMicroBatch
+from packhorse_service.text.formatting import NAMES_SHOWN, and_more
 
 __all__ = ["Provenance"]
-
-NAMED = 8  # samples of a row
 
 
 class Provenance:
@@ -23,7 +22,7 @@ class Provenance:
     ) -> None:
         self._count = [len(each.pieces) for each in micro_batches]
         self._named = [
-            [(piece.source, piece.shard, piece.block.keys, piece.sample) for piece in each.pieces[:NAMED]]
+            [(piece.source, piece.shard, piece.block.keys, piece.sample) for piece in each.pieces[:NAMES_SHOWN]]
             for each in micro_batches
         ]
         self._ranks = ranks
@@ -40,5 +39,5 @@ class Provenance:
             f"{self._sources[source].plan.name!r}"
             for (source, shard), keys in by_shard.items()
         ]
-        more = [f"{self._count[number] - NAMED} samples more"] if self._count[number] > NAMED else []
+        more = [and_more(self._count[number] - NAMES_SHOWN, "samples")] if self._count[number] > NAMES_SHOWN else []
         return "; ".join(named + more)

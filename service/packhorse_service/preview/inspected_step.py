@@ -19,6 +19,7 @@ from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, ma
 from packhorse_service.planning.rows import row_offsets
 from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.unit_names import short_name
+from packhorse_service.text.formatting import names
 
 __all__ = [
     "InspectedStep",
@@ -206,5 +207,4 @@ def show_step(step: InspectedStep, selection: Selection, console: Console) -> No
 def _named(samples: Sequence[PlacedSample]) -> str:
     """The sources with the most samples."""
     named = [source for source, _ in Counter(sample.source for sample in samples).most_common()]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return escape(", ".join(map(short_name, named[:NAMED])) + more)
+    return escape(names(map(short_name, named), NAMED))

@@ -15,10 +15,10 @@ from packhorse.rules import Violation
 from packhorse.rules.runtime_rules import RANKS_AGREE
 from packhorse.schema import HEADER_LIMIT_BYTES, pack
 from packhorse.wire.messages import Hello
+from packhorse_service.text.formatting import names
 
 __all__ = ["Rejections", "rank_name"]
 
-NAMES_SHOWN = 16
 REJECTED_LIMIT = 4096  # a HELLO says which reader it is, and in which layout: whatever it likes
 TEXT_LIMIT = 400  # characters of one text of a violation
 LIST_LIMIT_BYTES = HEADER_LIMIT_BYTES - 2048  # of all texts of a list, which must fit one header
@@ -77,9 +77,7 @@ class Rejections:
             remedy = "give each process its own rank"
             yield RANKS_AGREE.violation("readers", want="each coordinate once", got=got, remedy=remedy)
         if missing:
-            named = [rank_name(self.layout, at) for at in missing[:NAMES_SHOWN]]
-            more = [f"and {len(missing) - NAMES_SHOWN} more"] if len(missing) > NAMES_SHOWN else []
-            got = f"without {', '.join(named + more)}"
+            got = f"without {names(missing, say=lambda at: rank_name(self.layout, at))}"
             remedy = "start these ranks, or correct rank and layout"
             yield RANKS_AGREE.violation("readers", want="complete", got=got, remedy=remedy)
         if disagreement:

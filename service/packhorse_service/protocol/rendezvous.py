@@ -21,6 +21,7 @@ from packhorse.errors import ContractError
 from packhorse.rules import Violation
 from packhorse.wire.messages import NO_ATTEMPT, Hello
 from packhorse_service.protocol.stream_spec import disagreements
+from packhorse_service.text.formatting import names
 
 __all__ = ["PendingHello", "Quorum", "Rendezvous", "reject_disagreeing"]
 
@@ -28,7 +29,6 @@ __all__ = ["PendingHello", "Quorum", "Rendezvous", "reject_disagreeing"]
 EARLY_S = 2.0
 ATTEMPTS_KNOWN = 64  # that ran here
 PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
-NAMED = 8  # readers of one place, in a message
 
 
 class PendingHello(NamedTuple):
@@ -228,7 +228,7 @@ class Rendezvous:
         places: dict[str, list[str]] = {}
         for hello in sorted((pending.hello for pending in self.pending()), key=lambda hello: hello.reader):
             places.setdefault(_place_of(hello), []).append(str(hello.reader))
-        return [f"{_listed(readers)} at {place}" for place, readers in places.items()]
+        return [f"{names(readers)} at {place}" for place, readers in places.items()]
 
     def quorum(self) -> Quorum | None:
         """The attempt that forms now, if any.
@@ -258,11 +258,6 @@ def _place_of(hello: Hello) -> str:
     _, snapshot = _start_of(hello)
     place = f"{tuple(hello.position)}" + (f" with snapshot {snapshot.hex()[:8]}" if snapshot else "")
     return f"{place} of attempt {hello.attempt.hex()[:8]}" if hello.has_handed_out else place
-
-
-def _listed(readers: list[str]) -> str:
-    more = f" and {len(readers) - NAMED} more" if len(readers) > NAMED else ""
-    return ", ".join(readers[:NAMED]) + more
 
 
 def reject_disagreeing(rendezvous: Rendezvous, quorum: Quorum | None) -> Iterator[tuple[bytes, tuple[Violation, ...]]]:

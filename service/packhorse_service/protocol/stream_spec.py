@@ -14,6 +14,7 @@ from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
 from packhorse.rules.runtime_rules import PROTOCOL, RANKS_AGREE
 from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, PROTOCOL_VERSION, Hello, Welcome
+from packhorse_service.text.formatting import names
 
 __all__ = ["StreamSpec", "disagreements", "readers_of"]
 
@@ -91,7 +92,7 @@ def disagreements(hellos: Mapping[Coordinates, Hello]) -> list[Violation]:
         if count == len(values):
             continue
         odd = [f"{at} {value}" for at, value in values.items() if value != usual]
-        got = ", ".join(odd[:NAMED]) + (f" and {len(odd) - NAMED} more" if len(odd) > NAMED else "")
+        got = names(odd)
         want = f"the same for all readers; most declare {usual}"
         remedy = f"declare the same {name} on every rank"
         found.append(RANKS_AGREE.violation(name, want=want, got=got, remedy=remedy))
@@ -103,6 +104,3 @@ def _declared(contract: BatchContract) -> dict[str, object]:
     facts = contract.trainer or TrainerFacts()
     of_trainer = {f"trainer.{f.name}": getattr(facts, f.name) for f in fields(facts)}
     return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
-
-
-NAMED = 4  # readers that differ, in a message

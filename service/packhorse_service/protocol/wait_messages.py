@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from packhorse.contract.layout import Coordinates
 from packhorse.wire.messages import Hello, Wait, WaitReason
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.rejection import rank_name
+from packhorse_service.text.formatting import names, names_listed
 
 if TYPE_CHECKING:
     from packhorse_service.protocol.stream_session import StreamSession
 
 __all__ = ["describe", "obstacles", "rejoining", "waits"]
-
-NAMES_SHOWN = 16
 
 
 def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
@@ -63,7 +61,7 @@ def obstacles(session: StreamSession) -> tuple[list[Coordinates], list[str]]:
         return session.rendezvous.missing(), session.rendezvous.disagreement()
     running = f"while attempt {session.attempt_number} runs: one rank cannot be replaced while the others train on"
     waiting = sorted({pending.hello.reader for pending in session.rendezvous.pending()})
-    alone = ", ".join(rank_name(session.spec.layout, at) for at in waiting[:NAMES_SHOWN])
+    alone = names(waiting, say=lambda at: rank_name(session.spec.layout, at))
     return [], [f"that of another process for {alone}, {running}"]
 
 
@@ -84,10 +82,8 @@ def _wait(session: StreamSession, reason: WaitReason, ranks: Iterable[str], wait
 
 def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
     """The first of them by name, and how many more there are."""
-    listed = list(readers)
     present = {pending.hello.reader: pending.hello for pending in session.rendezvous.pending()}
-    names = [_name(session, at, present.get(at)) for at in islice(listed, NAMES_SHOWN)]
-    return [*names, f"and {len(listed) - NAMES_SHOWN} more"] if len(listed) > NAMES_SHOWN else names
+    return names_listed(readers, say=lambda at: _name(session, at, present.get(at)))
 
 
 def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:

@@ -27,13 +27,13 @@ from packhorse.rules.runtime_rules import KEY_RANK
 from packhorse.transport.key_files import parse_toml, public_key, read_key_pair, require_fields
 from packhorse_service.config.serve_config import CurveConfig
 from packhorse_service.protocol.stream_spec import readers_of
+from packhorse_service.text.formatting import names
 
 __all__ = ["ALL", "Client", "ClientAuthenticator", "Clients", "Curve", "Ranks", "load_clients", "load_curve"]
 
 log = logging.getLogger("packhorse.keys")
 
 ALL = "all"
-NAMED = 16  # ranks, in a message
 REFUSED_LIMIT = 256  # unknown keys that are logged; anybody can make more
 SPAN = re.compile(r" *([0-9]{1,9}) *(?:- *([0-9]{1,9}) *)?")
 
@@ -93,9 +93,8 @@ class Clients:
         ranks = sorted(layout.rank(at) for at in readers_of(layout, readers))
         missing = [rank for rank in ranks if not any(rank in client.ranks for client in self.by_key.values())]
         if missing:
-            more = f" and {len(missing) - NAMED} more" if missing[NAMED:] else ""
             raise ConfigError(
-                f"{self.path}: no client may claim rank {', '.join(map(str, missing[:NAMED]))}{more} of stream "
+                f"{self.path}: no client may claim rank {names(missing)} of stream "
                 f"{stream!r} ({layout}); widen the ranks of one, or add a key (packhorse keygen)"
             )
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from pydantic import ByteSize
 
-__all__ = ["UNKNOWN", "duration", "human_bytes", "mebibytes", "percent", "plural_of", "pluralise", "rounded", "si"]
+__all__ = [
+    "NAMES_SHOWN",
+    "UNKNOWN",
+    "and_more",
+    "duration",
+    "human_bytes",
+    "mebibytes",
+    "names",
+    "names_listed",
+    "percent",
+    "plural_of",
+    "pluralise",
+    "rounded",
+    "si",
+]
+
+T = TypeVar("T")
 
 UNKNOWN = "not known"
+NAMES_SHOWN = 8  # of a list, in a sentence: its reader needs an example, and how many there are
 MIB = 1 << 20
 SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # two units from so many seconds on
@@ -65,3 +85,26 @@ def duration(seconds: float) -> str:
 def human_bytes(size: int) -> str:
     """Bytes, for people."""
     return ByteSize(size).human_readable(separator=" ")
+
+
+def names(items: Iterable[T], limit: int = NAMES_SHOWN, *, say: Callable[[T], str] = str) -> str:
+    """Return the first items and how many more there are, as a sentence has them: "a, b and 3 more"."""
+    shown, more = _first(items, limit, say)
+    return f"{', '.join(shown)} {and_more(more)}" if more else ", ".join(shown)
+
+
+def names_listed(items: Iterable[T], limit: int = NAMES_SHOWN, *, say: Callable[[T], str] = str) -> list[str]:
+    """Return the first items and, as the last entry, how many more there are: what ``names`` says, as a list."""
+    shown, more = _first(items, limit, say)
+    return [*shown, and_more(more)] if more else shown
+
+
+def and_more(count: int, things: str = "") -> str:
+    """Return how a list goes on that is not shown to its end: "and 1,020 more", "and 3 more samples"."""
+    return f"and {count:,} more {things}".rstrip()
+
+
+def _first(items: Iterable[T], limit: int, say: Callable[[T], str]) -> tuple[list[str], int]:
+    """Return the first items in words, and the number of the others, for which no words are made."""
+    every = list(items)
+    return list(map(say, every[:limit])), max(0, len(every) - limit)

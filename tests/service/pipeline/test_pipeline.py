@@ -19,6 +19,7 @@ from packhorse.errors import ContractError, SourceError
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading.engine import ProcessEngine
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.text.formatting import NAMES_SHOWN
 from tests.service.corpus import (
     Corpus,
     Pair,
@@ -256,8 +257,8 @@ def test_a_step_can_tell_which_samples_its_rows_were_made_of(corpus: Corpus) -> 
             (view,) = step.of(ViewKey(rank, 0))[index : index + 1]
             batch = Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
             told = step.provenance(rank, index)
-            assert (f"; {len(batch.keys) - 8} samples more" in told) == (len(batch.keys) > 8)
-            for source, shard, key in batch.keys[:8]:
+            assert (f"; and {len(batch.keys) - NAMES_SHOWN} more samples" in told) == (len(batch.keys) > NAMES_SHOWN)
+            for source, shard, key in batch.keys[:NAMES_SHOWN]:
                 assert f"of shard {shard!r} of source {source!r}" in told
                 assert repr(key) in told
 

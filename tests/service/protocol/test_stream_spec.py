@@ -107,6 +107,6 @@ def test_facts_about_the_trainer_are_compared_too() -> None:
 
 
 def test_of_many_readers_that_differ_a_few_are_named() -> None:
-    (violation,) = disagree(*[BatchContract(seq_length=8)] * 9, *[BatchContract(seq_length=16)] * 6)
+    (violation,) = disagree(*[BatchContract(seq_length=8)] * 11, *[BatchContract(seq_length=16)] * 10)
     assert violation.want.endswith("most declare 8")
     assert violation.got.endswith("and 2 more")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from packhorse_service.text.formatting import duration, mebibytes, percent, rounded, si
+from packhorse_service.text.formatting import (
+    NAMES_SHOWN,
+    and_more,
+    duration,
+    mebibytes,
+    names,
+    names_listed,
+    percent,
+    rounded,
+    si,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +54,17 @@ def test_sizes_have_units() -> None:
 )
 def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("count", range(NAMES_SHOWN + 3))
+def test_a_long_list_names_the_first_and_says_how_many_more_there_are(count: int) -> None:
+    """As a sentence and as a list, in the same words; what fits is named whole."""
+    every = [f"rank {number}" for number in range(count)]
+    shown, more = every[:NAMES_SHOWN], count - NAMES_SHOWN
+    assert names_listed(every) == (shown if more <= 0 else [*shown, f"and {more} more"])
+    assert names(every) == ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def test_a_list_may_have_another_limit_and_say_what_is_left_out() -> None:
+    assert names(range(2000), 3) == "0, 1, 2 and 1,997 more"
+    assert and_more(4, "samples") == "and 4 more samples"
