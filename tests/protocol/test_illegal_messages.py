@@ -13,7 +13,7 @@ from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS, Send
 from tests.client.messages import EXAMPLES, EXTRA
 from tests.protocol.rare_schedules import begin, make, meet, phase_of, run, state_at
-from tests.protocol.world import STEPS, Process, Seen, Server, World
+from tests.protocol.simulated_cluster import STEPS, Process, Seen, Server, SimulatedCluster
 
 FROM_READERS = ("Hello", "Snapshot", "Ack", "Bye")
 ILLEGAL = [
@@ -24,33 +24,33 @@ ILLEGAL = [
 def server_in(phase: Phase) -> tuple[Server, list[Process]]:
     """A server that came to ``phase`` by what happens."""
     seen = Seen()
-    world, server, readers = begin(seen)
+    cluster, server, readers = begin(seen)
     ways = {
-        Phase.FORMING: lambda: come(world, readers[:1]),
-        Phase.RESTORING: lambda: come(world, readers, state_at_step=1),
-        Phase.WELCOMING: lambda: come(world, readers),
-        Phase.RUNNING: lambda: meet(world, server),
-        Phase.ENDED: lambda: end(world, server),
+        Phase.FORMING: lambda: come(cluster, readers[:1]),
+        Phase.RESTORING: lambda: come(cluster, readers, state_at_step=1),
+        Phase.WELCOMING: lambda: come(cluster, readers),
+        Phase.RUNNING: lambda: meet(cluster, server),
+        Phase.ENDED: lambda: end(cluster, server),
     }
     ways[phase]()
     assert phase_of(server) is phase
     return server, readers
 
 
-def come(world: World, readers: list[Process], state_at_step: int = 0) -> None:
+def come(cluster: SimulatedCluster, readers: list[Process], state_at_step: int = 0) -> None:
     """These readers say HELLO, from a checkpoint or from the start."""
     for reader in readers:
         if state_at_step:
-            world.load(reader, state_at(Seen(), Position(state_at_step, 0)))
-        world.connect(reader)
-        world.deliver_up(reader.connection)
+            cluster.load(reader, state_at(Seen(), Position(state_at_step, 0)))
+        cluster.connect(reader)
+        cluster.deliver_up(reader.connection)
 
 
-def end(world: World, server: Server) -> None:
-    run(world, Position(STEPS, 0))
-    make(world, server)
-    for reader in world.processes.values():
-        world.pass_on(reader, take=True)
+def end(cluster: SimulatedCluster, server: Server) -> None:
+    run(cluster, Position(STEPS, 0))
+    make(cluster, server)
+    for reader in cluster.processes.values():
+        cluster.pass_on(reader, take=True)
 
 
 @pytest.mark.parametrize(("phase", "name"), ILLEGAL)

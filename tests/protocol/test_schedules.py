@@ -1,8 +1,9 @@
 """Random schedules of every fault, for one or two servers and up to four readers.
 
 Whatever is cut, killed, stalled, restarted or moved: each process is handed consecutive micro-batches from its
-start, each that of an undisturbed run (``World`` compares them when they are taken); nobody holds more than is
-allowed; and once the faults stop everybody reaches the end, or is told why not and begins again from a checkpoint.
+start, each that of an undisturbed run (``SimulatedCluster`` compares them when they are taken); nobody holds more
+than is allowed; and once the faults stop everybody reaches the end, or is told why not and begins again from a
+checkpoint.
 
 ``PACKHORSE_SCHEDULES=20000`` runs that many other schedules, drawn anew each time.
 """
@@ -31,7 +32,7 @@ from packhorse.wire.messages import NO_ATTEMPT
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER_TRANSITIONS
 from tests.protocol.rare_schedules import RARE
-from tests.protocol.world import STEPS_AHEAD, WINDOW, Process, Seen, Shape, World
+from tests.protocol.simulated_cluster import STEPS_AHEAD, WINDOW, Process, Seen, Shape, SimulatedCluster
 
 SCHEDULES = 2000
 STEPS_OF_A_SCHEDULE = 30
@@ -83,28 +84,30 @@ class Schedule(RuleBasedStateMachine):
     def begin(self, shape: str, kind: tuple[bool, bool, int], turns: int, takers: int) -> None:
         """Most schedules begin with an attempt that runs, some readers ahead of others."""
         two, patient, wire = kind
-        self.world = World(SHAPES[shape], self.seen, wire=wire == 0, start_timeout_s=1e6 if patient else PATIENCE_S)
+        self.cluster = SimulatedCluster(
+            SHAPES[shape], self.seen, wire=wire == 0, start_timeout_s=1e6 if patient else PATIENCE_S
+        )
         if two:
-            self.world.start_server(1)
+            self.cluster.start_server(1)
         self.go_on(turns, takers, reconnect=True)
 
     def go_on(self, turns: int, takers: int = EVERYBODY, *, reconnect: bool = False) -> None:
         """Frames are read and steps are made in turn, and the loops of some readers take what is there."""
-        world = self.world
+        cluster = self.cluster
         for _ in range(turns):
-            for server in world.alive:
-                world.produce(server)
-            for number, process in enumerate(world.everybody):
+            for server in cluster.alive:
+                cluster.produce(server)
+            for number, process in enumerate(cluster.everybody):
                 if reconnect:
-                    world.connect(process)
-                world.deliver_up(process.connection)
-                world.deliver_down(process)
+                    cluster.connect(process)
+                cluster.deliver_up(process.connection)
+                cluster.deliver_down(process)
                 if takers >> number & 1:
-                    world.take(process)
+                    cluster.take(process)
 
     def who(self, number: int) -> Process:
-        readers = self.world.shape.readers
-        return self.world.processes[readers[number % len(readers)]]
+        readers = self.cluster.shape.readers
+        return self.cluster.processes[readers[number % len(readers)]]
 
     # What happens anyway -----------------------------------------------------------------------------
 
@@ -114,29 +117,29 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(who=WHO, slot=SLOT)
     def connect(self, who: int, slot: int) -> None:
-        self.world.connect(self.who(who), slot)
+        self.cluster.connect(self.who(who), slot)
 
     @rule(who=WHO, up=FEW, down=FEW)
     def messages_arrive(self, who: int, up: int, down: int) -> None:
         process = self.who(who)
         for _ in range(up):
-            self.world.deliver_up(process.connection)
+            self.cluster.deliver_up(process.connection)
         for _ in range(down):
-            self.world.deliver_down(process)
+            self.cluster.deliver_down(process)
 
     @rule(slot=SLOT, count=st.integers(1, 3))
     def steps_are_made(self, slot: int, count: int) -> None:
         for _ in range(count):
-            self.world.produce(self.world.servers[slot])
+            self.cluster.produce(self.cluster.servers[slot])
 
     @rule(who=WHO, count=st.integers(1, 3))
     def a_loop_takes(self, who: int, count: int) -> None:
         for _ in range(count):
-            self.world.take(self.who(who))
+            self.cluster.take(self.who(who))
 
     @fault(seconds=st.sampled_from([1.0, 1.0, 7.0, 45.0]))
     def time_passes(self, seconds: float) -> None:
-        self.world.tick(seconds)
+        self.cluster.tick(seconds)
 
     @rule(who=WHO, back=st.integers(0, 2))
     def a_checkpoint_is_saved(self, who: int, back: int) -> None:
@@ -160,32 +163,32 @@ class Schedule(RuleBasedStateMachine):
         process = self.who(who)
         if process.connection is not None:
             process.connection.cut(up)
-        self.world.connect(process, slot)
+        self.cluster.connect(process, slot)
 
     @rule(count=FEW)
     def late_frames_are_read(self, count: int) -> None:
-        for connection in self.world.abandoned:
+        for connection in self.cluster.abandoned:
             for _ in range(count):
-                self.world.deliver_up(connection)
+                self.cluster.deliver_up(connection)
 
     @fault(slot=SLOT, again=st.booleans())
     def a_server_dies(self, slot: int, again: bool) -> None:
-        self.world.kill_server(slot)
+        self.cluster.kill_server(slot)
         if again:
-            self.world.start_server(slot)
+            self.cluster.start_server(slot)
 
     @rule(slot=SLOT)
     def a_server_starts(self, slot: int) -> None:
-        if self.world.servers[slot] is None:
-            self.world.start_server(slot)
+        if self.cluster.servers[slot] is None:
+            self.cluster.start_server(slot)
 
     @rule()
     def the_name_moves(self) -> None:
-        self.world.name = 1 - self.world.name
+        self.cluster.name = 1 - self.cluster.name
 
     @fault(slot=SLOT)
     def a_server_stalls_or_goes_on(self, slot: int) -> None:
-        server = self.world.servers[slot]
+        server = self.cluster.servers[slot]
         if server is not None:
             server.stalled = not server.stalled
 
@@ -195,124 +198,124 @@ class Schedule(RuleBasedStateMachine):
 
     @fault(who=WHO, resumes=st.booleans(), zombie=st.booleans())
     def a_reader_is_replaced(self, who: int, resumes: bool, zombie: bool) -> None:
-        self.world.replace(self.who(who).at, self.saved if resumes else None, zombie=zombie and self._room())
+        self.cluster.replace(self.who(who).at, self.saved if resumes else None, zombie=zombie and self._room())
 
     def _room(self) -> bool:
         """Zombies enough for a whole job would meet, and take the server from the job that came after them."""
-        return len(self.world.zombies) < min(2, len(self.world.shape.readers) - 1)
+        return len(self.cluster.zombies) < min(2, len(self.cluster.shape.readers) - 1)
 
     @fault(resumes=st.booleans(), zombie=st.booleans())
     def the_job_is_restarted(self, resumes: bool, zombie: bool) -> None:
         state = self.saved if resumes else None
-        for number, at in enumerate(self.world.shape.readers):
-            self.world.replace(at, state, zombie=zombie and number == 0 and self._room())
+        for number, at in enumerate(self.cluster.shape.readers):
+            self.cluster.replace(at, state, zombie=zombie and number == 0 and self._room())
 
     @rule(who=WHO)
     def a_state_is_loaded(self, who: int) -> None:
         """By a loop that has taken nothing, at whatever the thread has said meanwhile."""
         process = self.who(who)
         if self.saved is not None and process.session.start == Position(0, 0):
-            self.world.load(process, self.saved)
+            self.cluster.load(process, self.saved)
 
     @fault(who=WHO, finished=st.booleans())
     def a_reader_says_bye(self, who: int, finished: bool) -> None:
         process = self.who(who)
         if not process.absent and finished == (process.session.state is State.ENDED):
-            self.world.say_bye(process)
+            self.cluster.say_bye(process)
 
     # What holds --------------------------------------------------------------------------------------
 
     @invariant()
     def nobody_holds_more_than_is_allowed(self) -> None:
-        for process in self.world.everybody:
+        for process in self.cluster.everybody:
             assert len(process.ready) <= WINDOW
             assert len(process.session.snapshots) <= STEPS_AHEAD + 2
-        for server in self.world.alive:
+        for server in self.cluster.alive:
             assert len(server.session.buffer.steps) <= STEPS_AHEAD + 1
             assert server.session.failure is None
 
     @invariant()
     def every_loop_can_save_its_state(self) -> None:
-        for process in self.world.everybody:
+        for process in self.cluster.everybody:
             assert process.session.saved().position <= process.session.position
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
+        if hasattr(self, "cluster"):
             self.seen.schedules += 1
-            come_to_an_end(self.world, self.saved)
+            come_to_an_end(self.cluster, self.saved)
 
 
-def come_to_an_end(world: World, saved: FeedState | None) -> None:
+def come_to_an_end(cluster: SimulatedCluster, saved: FeedState | None) -> None:
     """The faults stop: everybody who can meet reaches the end; the others are told why not, and the job restarts."""
-    stop_the_faults(world, zombies=not world.rivals)
-    meets = not world.rivals and can_meet(world)
-    run_undisturbed(world)
-    if meets and world.start_timeout_s > CALM_ROUNDS:
-        assert_all_ended(world)
-    elif any(process.session.state is not State.ENDED for process in world.processes.values()):
-        assert_told_why(world)
-        for at in world.shape.readers:
-            world.replace(at, saved)
-        stop_the_faults(world, zombies=False)
-        run_undisturbed(world)
-        assert_all_ended(world)
+    stop_the_faults(cluster, zombies=not cluster.rivals)
+    meets = not cluster.rivals and can_meet(cluster)
+    run_undisturbed(cluster)
+    if meets and cluster.start_timeout_s > CALM_ROUNDS:
+        assert_all_ended(cluster)
+    elif any(process.session.state is not State.ENDED for process in cluster.processes.values()):
+        assert_told_why(cluster)
+        for at in cluster.shape.readers:
+            cluster.replace(at, saved)
+        stop_the_faults(cluster, zombies=False)
+        run_undisturbed(cluster)
+        assert_all_ended(cluster)
 
 
-def stop_the_faults(world: World, *, zombies: bool) -> None:
-    if world.servers[world.name] is None:
-        world.start_server(world.name)
-    for server in world.alive:
+def stop_the_faults(cluster: SimulatedCluster, *, zombies: bool) -> None:
+    if cluster.servers[cluster.name] is None:
+        cluster.start_server(cluster.name)
+    for server in cluster.alive:
         server.stalled = False
         for connection in list(server.connections.values()):
             connection.noticed = True
-    for process in world.everybody:
+    for process in cluster.everybody:
         process.stalled = False
-    for zombie in world.zombies[int(zombies) :]:  # one goes on
-        world.disconnect(zombie)
-    del world.zombies[int(zombies) :]
+    for zombie in cluster.zombies[int(zombies) :]:  # one goes on
+        cluster.disconnect(zombie)
+    del cluster.zombies[int(zombies) :]
 
 
-def can_meet(world: World) -> bool:
+def can_meet(cluster: SimulatedCluster) -> bool:
     """Whether one of the two rules holds for all processes, by what each knows itself."""
-    processes = list(world.processes.values())
+    processes = list(cluster.processes.values())
     sessions = [process.session for process in processes]
     if any(process.error or process.said_bye for process in processes):
         return False
     attempts = {session.attempt for session in sessions}
     if len(attempts) == 1 and sessions[0].attempt:
         return True
-    begins = all(session.position == session.start for session in sessions) and not attempts & set(runs(world)) - {
+    begins = all(session.position == session.start for session in sessions) and not attempts & set(runs(cluster)) - {
         NO_ATTEMPT
     }
     return begins and len({(session.start, session.snapshots.get(session.start.step)) for session in sessions}) == 1
 
 
-def runs(world: World) -> Iterator[bytes]:
+def runs(cluster: SimulatedCluster) -> Iterator[bytes]:
     """Attempts that run, or may with a zombie or the answers of the dead: whoever is in one takes something soon."""
-    yield from (zombie.session.attempt for zombie in world.zombies)
-    current = {process.session.identity.client for process in world.processes.values()}
-    for server in world.alive:
+    yield from (zombie.session.attempt for zombie in cluster.zombies)
+    current = {process.session.identity.client for process in cluster.processes.values()}
+    for server in cluster.alive:
         died = {reader.client for reader in server.session.readers} - current
         if server.session.phase is Phase.RUNNING or (server.session.phase is Phase.WELCOMING and died):
             yield server.session.attempt
 
 
-def run_undisturbed(world: World) -> None:
+def run_undisturbed(cluster: SimulatedCluster) -> None:
     for _ in range(CALM_ROUNDS):
-        if all(process.over for process in world.processes.values()):
+        if all(process.over for process in cluster.processes.values()):
             return
-        world.round()
+        cluster.round()
 
 
-def assert_all_ended(world: World) -> None:
-    for process in world.processes.values():
+def assert_all_ended(cluster: SimulatedCluster) -> None:
+    for process in cluster.processes.values():
         assert process.error is None
         assert process.session.state is State.ENDED, process
 
 
-def assert_told_why(world: World) -> None:
+def assert_told_why(cluster: SimulatedCluster) -> None:
     """Who is not at the end was refused with a reason, or knows what it waits for and for whom."""
-    for process in world.processes.values():
+    for process in cluster.processes.values():
         if process.error is not None:
             assert isinstance(process.error, HandshakeRefused | ServerFailed), process.error
         elif not process.said_bye and process.session.state is not State.ENDED:

@@ -49,7 +49,7 @@ from packhorse_service.protocol.stream_session import Effect, Make, Restore, Str
 from packhorse_service.protocol.stream_session import Send as ServerSend
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 
-__all__ = ["Connection", "Process", "Seen", "Server", "Shape", "World"]
+__all__ = ["Connection", "Process", "Seen", "Server", "Shape", "SimulatedCluster"]
 
 SEQ_LENGTH = 8
 STEPS = 4
@@ -181,7 +181,7 @@ class Process:
         return self.error is not None or self.session.state is State.ENDED
 
 
-class World:
+class SimulatedCluster:
     """At most two servers, a process for each reader and zombies of earlier ones; a name that points to one server."""
 
     def __init__(self, shape: Shape, seen: Seen, *, wire: bool = False, start_timeout_s: float = 1e6) -> None:
@@ -391,7 +391,7 @@ class World:
             if not any(list(self._moves())):
                 break
         else:
-            raise AssertionError("the world does not come to rest within a second")
+            raise AssertionError("the cluster does not come to rest within a second")
         self.tick()
 
     def _moves(self) -> Iterator[bool]:
