@@ -10,12 +10,9 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
-from packhorse_service.loadtest.run.simulated_rank import (
-    MeasureWindow,
-    RebuiltMicroBatch,
-    SimulatedRank,
-    ThinkTime,
-)
+from packhorse_service.loadtest.run.rank_counters import MeasureWindow, RankCounters, RebuiltMicroBatch
+from packhorse_service.loadtest.run.simulated_loop import SimulatedLoop, ThinkTime
+from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
 from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
 
 THINK_S = 2.0
@@ -40,7 +37,8 @@ def streaming(
     think_time: ThinkTime | None = None, measured: MeasureWindow = MEASURED, at: float = 10.0
 ) -> SimulatedRank:
     """A rank that has its WELCOME at ``at`` and asks for its first micro-batch."""
-    rank = SimulatedRank(ClientSession(IDENTITY), think_time or ThinkTime(THINK_S, 0.0), random.Random(0), measured)
+    loop = SimulatedLoop(think_time or ThinkTime(THINK_S, 0.0), random.Random(0))
+    rank = SimulatedRank(ClientSession(IDENTITY), loop, RankCounters(measured))
     rank.came_up(at)
     rank.receive(welcome(), (), at)
     return rank
@@ -59,11 +57,11 @@ def acked(effects: list[object]) -> list[Position]:
 
 
 def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
-    rank = SimulatedRank(ClientSession(IDENTITY), ThinkTime(THINK_S, 0.0), random.Random(0))
+    rank = SimulatedRank(ClientSession(IDENTITY), SimulatedLoop(ThinkTime(THINK_S, 0.0), random.Random(0)))
     hello = [effect.message for effect in rank.came_up(1.0) if isinstance(effect, Send)]
     assert [type(message) for message in hello] == [Hello]
     assert acked(list(rank.receive(welcome(), (), 3.0))) == [Position(0, 0)]
-    assert (rank.welcomed_s, rank.asking_since) == (3.0, 3.0)
+    assert (rank.welcomed_s, rank.loop.asking_since) == (3.0, 3.0)
 
 
 def test_the_first_micro_batch_starts_the_rank_and_is_no_wait() -> None:
@@ -86,10 +84,10 @@ def test_a_wait_is_from_asking_to_having() -> None:
     rank = streaming()
     give(rank, 0, 15.0)
     rank.tick(17.0)
-    assert rank.asking_since == 17.0
+    assert rank.loop.asking_since == 17.0
     give(rank, 1, 17.75)
     assert rank.counters.waits.max_s == pytest.approx(0.75)
-    assert rank.think_until == pytest.approx(17.75 + THINK_S)
+    assert rank.loop.think_until == pytest.approx(17.75 + THINK_S)
 
 
 def test_a_late_load_test_does_not_count_as_a_wait_for_the_server() -> None:
@@ -98,7 +96,7 @@ def test_a_late_load_test_does_not_count_as_a_wait_for_the_server() -> None:
     give(rank, 1, 16.0)
     rank.tick(18.5)  # it was due at 17
     assert rank.counters.waits.max_s == 0.0
-    assert rank.think_until == pytest.approx(17.0 + THINK_S), "the loop asked at 17, whenever that was noticed"
+    assert rank.loop.think_until == pytest.approx(17.0 + THINK_S), "the loop asked at 17, whenever that was noticed"
 
 
 def test_several_that_became_due_meanwhile_are_acknowledged_once() -> None:
@@ -134,7 +132,7 @@ def test_a_rank_that_stops_takes_nothing_until_it_resumes() -> None:
     give(rank, 0, 15.0)
     give(rank, 1, 15.5)
     rank.tick(17.0)
-    assert (rank.taken, rank.think_until) == (1, 40.0)
+    assert (rank.taken, rank.loop.think_until) == (1, 40.0)
     idle = [e.message.loop_idle_s for e in rank.tick(30.0) if isinstance(e, Send) and isinstance(e.message, Ack)]
     assert idle == [pytest.approx(15.0)], "it lives, and says that its loop does not ask"
     rank.tick(40.0)

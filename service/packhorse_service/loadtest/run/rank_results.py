@@ -25,7 +25,7 @@ def progress_of(
         started=sum(rank.first_taken_s is not None for rank in ranks),
         ended=sum(rank.ended for rank in ranks),
         failed=sum(rank.error is not None for rank in ranks),
-        waiting=sum(rank.asking_since is not None for rank in ranks),
+        waiting=sum(rank.loop.asking_since is not None for rank in ranks),
         micro_batches=sum(each.micro_batches for each in every),
         tokens=sum(rank.counters.tokens for rank in ranks if number_of(rank) in counted),
         wire_bytes=sum(each.wire_bytes for each in every),

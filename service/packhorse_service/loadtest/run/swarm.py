@@ -20,9 +20,11 @@ from packhorse.transport.dealer import Dealer
 from packhorse.transport.key_files import ClientKey, find_client_key
 from packhorse_service.loadtest.run.command_reader import CommandReader
 from packhorse_service.loadtest.run.rank_connection import RankConnection
+from packhorse_service.loadtest.run.rank_counters import MeasureWindow, RankCounters
 from packhorse_service.loadtest.run.rank_results import progress_of, result_of
 from packhorse_service.loadtest.run.rank_timers import RankTimers
-from packhorse_service.loadtest.run.simulated_rank import MeasureWindow, SimulatedRank, ThinkTime
+from packhorse_service.loadtest.run.simulated_loop import SimulatedLoop, ThinkTime
+from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
 from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
 from packhorse_service.loadtest.run.worker_messages import (
     Connect,
@@ -119,7 +121,7 @@ class Swarm:
     def _measure(self, measure: Measure) -> None:
         self.measured = MeasureWindow(measure.from_s, measure.until_s, measure.stop_s, measure.resume_s)
         for connection in self.connections:
-            connection.rank.measured = self.measured
+            connection.rank.counters.measured = self.measured
 
     def _progress(self, now: float) -> WorkerProgress:
         ranks = [connection.rank for connection in self.connections]
@@ -154,7 +156,8 @@ class Swarm:
         )
         consume_s = job.consume_s * (job.slow_factor if rank in job.slow else 1)
         think_time = ThinkTime(consume_s, job.jitter, stops=rank in job.stopped)
-        return SimulatedRank(session, think_time, random.Random(f"{job.seed} {rank}"), on_wait=self.recent.add)
+        loop = SimulatedLoop(think_time, random.Random(f"{job.seed} {rank}"))
+        return SimulatedRank(session, loop, RankCounters(on_wait=self.recent.add))
 
     def _dealer(self) -> Dealer:
         """Return a socket: the one place where a rank's is made."""
