@@ -50,8 +50,8 @@ SOCKETS = {
     "packhorse_service/server/zmq_connections.py": "closes single connections of the server's socket",
     "packhorse_service/server/systemd.py": "tells systemd that the server's loop turns",
     "packhorse_service/monitoring/status_http.py": "is the status page's HTTP server",
-    "packhorse_service/loadtest/run/rank_connection.py": "has the socket of a simulated rank under the selector",
-    "packhorse_service/loadtest/run/swarm.py": "has the sockets of many simulated ranks under one selector and context",
+    "packhorse_service/loadtest/ranks/rank_connection.py": "has the socket of a simulated rank under the selector",
+    "packhorse_service/loadtest/ranks/swarm.py": "has the selector and the context of many simulated ranks",
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
@@ -62,8 +62,8 @@ CLOCKS = {
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
     "packhorse_service/demo/__init__.py": "the demo's own deadline and the time it took",
     "packhorse_service/demo/demo_progress.py": "the demo's progress display",
-    "packhorse_service/loadtest/run/swarm.py": "how long a worker waits for its next event",
-    "packhorse_service/loadtest/run/rank_connection.py": "gives `now` to its simulated rank",
+    "packhorse_service/loadtest/ranks/swarm.py": "how long a worker waits for its next event",
+    "packhorse_service/loadtest/ranks/rank_connection.py": "gives `now` to its simulated rank",
     "packhorse_service/monitoring/status_client.py": "the deadline of an answer",
     "packhorse_service/monitoring/show.py": "asks again after an interval, and how long nobody has answered",
     "packhorse_service/loadtest/run/coordinator.py": "deadlines of a load test, and the time it measures",

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from packhorse_service.loadtest.ranks.wait_histogram import bin_of
+from packhorse_service.loadtest.ranks.worker_messages import REPORTS, RankResult, WorkerResult
 from packhorse_service.loadtest.report.outcome import MIB, LoadTestOutcome, as_json, outcome_of
 from packhorse_service.loadtest.report.outcome_page import write_page
 from packhorse_service.loadtest.report.outcome_table import show
 from packhorse_service.loadtest.run.measurements import IntervalMetrics, LoadTestSetting, Measurements
 from packhorse_service.loadtest.run.usage import Usage
-from packhorse_service.loadtest.run.wait_histogram import bin_of
-from packhorse_service.loadtest.run.worker_messages import REPORTS, RankResult, WorkerResult
 from packhorse_service.loadtest.scenario.measured import METRICS
 from packhorse_service.loadtest.scenario.thresholds import parse_threshold
 

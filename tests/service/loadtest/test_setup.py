@@ -16,10 +16,10 @@ from rich.console import Console
 
 from packhorse import ConfigError, ParallelLayout
 from packhorse_service.config.serve_config import load_config
+from packhorse_service.loadtest.ranks.worker_messages import COMMANDS, REPORTS, Connect
 from packhorse_service.loadtest.report.live_display import LiveDisplay, ProgressDisplay
 from packhorse_service.loadtest.run.measurements import IntervalMetrics
 from packhorse_service.loadtest.run.setup import LoadTestPlan, prepare
-from packhorse_service.loadtest.run.worker_messages import COMMANDS, REPORTS, Connect
 from packhorse_service.loadtest.run.workers import MODULE
 from packhorse_service.loadtest.scenario.scenario import SyntheticConfig, load_scenario
 from packhorse_service.loadtest.scenario.synthetic import write_synthetic_feed

@@ -10,9 +10,9 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
-from packhorse_service.loadtest.run.rank_counters import MeasureWindow, RankCounters, RebuiltMicroBatch
-from packhorse_service.loadtest.run.simulated_loop import SimulatedLoop, ThinkTime
-from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
+from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow, RankCounters, RebuiltMicroBatch
+from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop, ThinkTime
+from packhorse_service.loadtest.ranks.simulated_rank import SimulatedRank
 from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
 
 THINK_S = 2.0

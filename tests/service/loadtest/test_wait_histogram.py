@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhorse_service.loadtest.run.wait_histogram import LEAST_S, WaitHistogram, bin_of, upper_edge
+from packhorse_service.loadtest.ranks.wait_histogram import LEAST_S, WaitHistogram, bin_of, upper_edge
 
 DURATIONS = st.lists(st.floats(0, 1000), min_size=1, max_size=200)
 

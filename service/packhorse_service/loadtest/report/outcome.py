@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram, upper_edge
+from packhorse_service.loadtest.ranks.worker_messages import RankResult, WorkerResult
 from packhorse_service.loadtest.run.measurements import IntervalMetrics, LoadTestSetting, Measurements
 from packhorse_service.loadtest.run.usage import Usage
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram, upper_edge
-from packhorse_service.loadtest.run.worker_messages import RankResult, WorkerResult
 from packhorse_service.loadtest.scenario.measured import METRICS
 from packhorse_service.loadtest.scenario.thresholds import Threshold, ThresholdResult, judge
 

@@ -1,1 +1,1 @@
-"""The running of a load test: coordinator, worker processes, simulated ranks."""
+"""The run of a load test: the coordinator, the processes that it starts, and what was measured."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packhorse.errors import ConfigError, StartTimeout
+from packhorse_service.loadtest.ranks.worker_messages import Connect, Leave, Measure
 from packhorse_service.loadtest.run.interval_sampler import IntervalSampler
 from packhorse_service.loadtest.run.measurements import Measurements, Show
 from packhorse_service.loadtest.run.setup import LoadTestPlan
 from packhorse_service.loadtest.run.usage import Usage, observe, observe_all
-from packhorse_service.loadtest.run.worker_messages import Connect, Leave, Measure
 from packhorse_service.loadtest.run.worker_reports import WorkerReports
 from packhorse_service.loadtest.run.workers import Workers
 from packhorse_service.processes import Child, Children, start_server

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from packhorse_service.loadtest.ranks.worker_messages import WorkerProgress
 from packhorse_service.loadtest.run.measurements import IntervalMetrics
 from packhorse_service.loadtest.run.usage import Usage
-from packhorse_service.loadtest.run.worker_messages import WorkerProgress
 from packhorse_service.loadtest.run.worker_reports import WorkerReports
 
 __all__ = ["IntervalSampler"]

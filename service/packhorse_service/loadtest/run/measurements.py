@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from packhorse_service.loadtest.run.usage import Usage
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import (
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram
+from packhorse_service.loadtest.ranks.worker_messages import (
     RankResult,
     WorkerResult,
 )
+from packhorse_service.loadtest.run.usage import Usage
 
 __all__ = ["IntervalMetrics", "LoadTestSetting", "Measurements", "Show"]
 

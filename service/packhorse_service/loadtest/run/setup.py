@@ -14,9 +14,9 @@ from packhorse.errors import ConfigError
 from packhorse.transport.key_files import KEY_FILE, find_client_key
 from packhorse_service.check.checks import check_streams
 from packhorse_service.config.serve_config import ServeConfig, load_config
+from packhorse_service.loadtest.ranks.worker_messages import Job
 from packhorse_service.loadtest.run.measurements import LoadTestSetting
 from packhorse_service.loadtest.run.usage import processor
-from packhorse_service.loadtest.run.worker_messages import Job
 from packhorse_service.loadtest.scenario.scenario import Scenario, SyntheticConfig, Transport
 from packhorse_service.loadtest.scenario.synthetic import write_synthetic_feed
 from packhorse_service.protocol.stream_spec import readers_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import Ready, Report, WorkerProgress, WorkerResult
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram
+from packhorse_service.loadtest.ranks.worker_messages import Ready, Report, WorkerProgress, WorkerResult
 
 __all__ = ["WorkerReports"]
 

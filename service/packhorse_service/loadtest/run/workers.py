@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from packhorse_service.loadtest.run.worker_messages import COMMANDS, REPORTS, Command, Job, Report
+from packhorse_service.loadtest.ranks.worker_messages import COMMANDS, REPORTS, Command, Job, Report
 from packhorse_service.processes import Child, Children
 
 __all__ = ["Workers"]
 
-MODULE = "packhorse_service.loadtest.run.worker"
+MODULE = "packhorse_service.loadtest.ranks.worker"
 
 
 @dataclass(slots=True)

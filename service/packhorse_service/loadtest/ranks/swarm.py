@@ -18,15 +18,15 @@ import zmq
 from packhorse.protocol.client_session import ClientSession, Identity
 from packhorse.transport.dealer import Dealer
 from packhorse.transport.key_files import ClientKey, find_client_key
-from packhorse_service.loadtest.run.command_reader import CommandReader
-from packhorse_service.loadtest.run.rank_connection import RankConnection
-from packhorse_service.loadtest.run.rank_counters import MeasureWindow, RankCounters
-from packhorse_service.loadtest.run.rank_results import progress_of, result_of
-from packhorse_service.loadtest.run.rank_timers import RankTimers
-from packhorse_service.loadtest.run.simulated_loop import SimulatedLoop, ThinkTime
-from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import (
+from packhorse_service.loadtest.ranks.command_reader import CommandReader
+from packhorse_service.loadtest.ranks.rank_connection import RankConnection
+from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow, RankCounters
+from packhorse_service.loadtest.ranks.rank_results import progress_of, result_of
+from packhorse_service.loadtest.ranks.rank_timers import RankTimers
+from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop, ThinkTime
+from packhorse_service.loadtest.ranks.simulated_rank import SimulatedRank
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram
+from packhorse_service.loadtest.ranks.worker_messages import (
     Connect,
     Job,
     Leave,

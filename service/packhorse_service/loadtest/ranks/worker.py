@@ -1,4 +1,4 @@
-"""``python -m packhorse_service.loadtest.run.worker``: a share of the ranks, commanded over stdin, reporting on stdout.
+"""``python -m packhorse_service.loadtest.ranks.worker``: some of the ranks, commanded over stdin, reporting on stdout.
 
 Lines of JSON (``worker_messages``): the first command is the job. It ends with its result, or when its stdin ends.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 import sys
 
-from packhorse_service.loadtest.run.command_reader import CommandReader
-from packhorse_service.loadtest.run.swarm import Swarm
-from packhorse_service.loadtest.run.worker_messages import REPORTS, Job, Report
+from packhorse_service.loadtest.ranks.command_reader import CommandReader
+from packhorse_service.loadtest.ranks.swarm import Swarm
+from packhorse_service.loadtest.ranks.worker_messages import REPORTS, Job, Report
 
 __all__ = ["main"]
 

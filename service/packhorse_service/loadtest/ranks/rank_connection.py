@@ -10,8 +10,8 @@ from packhorse.errors import PackhorseError, ProtocolError
 from packhorse.protocol.client_session import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.wire.messages import Frames, decode, encode
-from packhorse_service.loadtest.run.rank_counters import RebuiltMicroBatch
-from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
+from packhorse_service.loadtest.ranks.rank_counters import RebuiltMicroBatch
+from packhorse_service.loadtest.ranks.simulated_rank import SimulatedRank
 from packhorse_service.row_digests import verify_row_digest
 
 __all__ = ["RankConnection"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from packhorse_service.loadtest.run.worker_messages import COMMANDS, Command
+from packhorse_service.loadtest.ranks.worker_messages import COMMANDS, Command
 
 __all__ = ["CommandReader"]
 

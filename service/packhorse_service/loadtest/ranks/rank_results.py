@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from packhorse.protocol.client_session import State
-from packhorse_service.loadtest.run.simulated_rank import SimulatedRank
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
-from packhorse_service.loadtest.run.worker_messages import Job, RankResult, WorkerProgress, WorkerResult
+from packhorse_service.loadtest.ranks.simulated_rank import SimulatedRank
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram
+from packhorse_service.loadtest.ranks.worker_messages import Job, RankResult, WorkerProgress, WorkerResult
 
 __all__ = ["progress_of", "result_of"]
 

@@ -11,8 +11,8 @@ from math import inf
 
 from packhorse.protocol.client_session import ClientSession, Effect, Forget, Send, State
 from packhorse.wire.messages import Frames, Message, Wait
-from packhorse_service.loadtest.run.rank_counters import RankCounters, RebuiltMicroBatch
-from packhorse_service.loadtest.run.simulated_loop import SimulatedLoop
+from packhorse_service.loadtest.ranks.rank_counters import RankCounters, RebuiltMicroBatch
+from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop
 
 __all__ = ["SimulatedRank"]
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from math import inf
 
-from packhorse_service.loadtest.run.rank_counters import MeasureWindow
+from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow
 
 __all__ = ["SimulatedLoop", "ThinkTime"]
 

@@ -9,7 +9,7 @@ from math import inf
 
 from packhorse.contract.position import Position
 from packhorse.wire.messages import Wait
-from packhorse_service.loadtest.run.wait_histogram import WaitHistogram
+from packhorse_service.loadtest.ranks.wait_histogram import WaitHistogram
 
 __all__ = ["MeasureWindow", "RankCounters", "RebuiltMicroBatch"]
 

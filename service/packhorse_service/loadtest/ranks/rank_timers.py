@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from packhorse_service.loadtest.run.rank_connection import RankConnection
+from packhorse_service.loadtest.ranks.rank_connection import RankConnection
 
 __all__ = ["RankTimers"]
 
