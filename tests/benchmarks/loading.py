@@ -131,7 +131,7 @@ def inline(paths: Sequence[Path]) -> None:
 
 def by_sample(paths: Sequence[Path]) -> None:
     """Ours, where no block is loaded as columns."""
-    with patch.object(decode, "read_uniform", return_value=None):
+    with patch.object(decode, "read_columnar", return_value=None):
         inline(paths)
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
-from packhorse_service.mixing.order import Order, SourceOrder
+from packhorse_service.mixing.order import OrderCursor, SourceCursor
 from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
@@ -66,14 +66,14 @@ def snapshots_of(stream: SampleStream, lookahead: int) -> Iterator[tuple[bytes, 
     packer = FifoExactTailPacker(PackingPlan(capacity=CAPACITY, lookahead=lookahead * CAPACITY))
     shape = PackShape(CAPACITY, 1)
     for step in range(PACKS):
-        while packer.wants_more and not stream.crowded:
+        while packer.wants_more and not stream.at_snapshot_limit:
             for piece in stream.draw() or []:
                 packer.add(piece.number, piece.slots)
-        stream.settle(packer.next_pack())
+        stream.mark_packed(packer.next_pack())
         start = time.perf_counter()
-        made = StreamSnapshot(step, stream.place(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW)
+        made = StreamSnapshot(step, stream.cursor(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW)
         data = encode_snapshot(made, FINGERPRINT)
-        yield data, len(made.place.packed), time.perf_counter() - start
+        yield data, len(made.cursor.packed), time.perf_counter() - start
 
 
 def cost_table() -> Table:
@@ -108,12 +108,14 @@ def cost_table() -> Table:
 def worst_table() -> Table:
     """The largest there is: all that may be drawn ahead."""
     stream = stream_of(16, 3)
-    while not stream.crowded:
+    while not stream.at_snapshot_limit:
         stream.draw()
     shape, times = PackShape(CAPACITY, 1), []
     for _ in range(50):
         start = time.perf_counter()
-        data = encode_snapshot(StreamSnapshot(1, stream.place(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW), FINGERPRINT)
+        data = encode_snapshot(
+            StreamSnapshot(1, stream.cursor(), ConsumedUnit.LOOKAHEAD, 0, shape, WINDOW), FINGERPRINT
+        )
         times.append((time.perf_counter() - start) * 1e6)
     table = Table("drawn ahead", "bytes", "limit", "µs, median", title="The largest lookahead that is ever drawn")
     table.add_row(f"{PIECES_LIMIT:,}", f"{len(data):,}", f"{SNAPSHOT_LIMIT_BYTES:,}", f"{median(times):.1f}")
@@ -192,8 +194,8 @@ def resume_table(base: Path) -> Table:
 
 def _drawn_again(pipeline: Pipeline, snapshot: bytes) -> int:
     plan = pipeline.plan
-    first = Order([SourceOrder.at_start(source.plan) for source in plan.sources], plan.mixing)
-    return sum(era.draws for era in decode_snapshot(snapshot, plan.fingerprint, first).place.eras)
+    first = OrderCursor([SourceCursor.at_start(source.order) for source in plan.sources], plan.mixing)
+    return sum(cut.draws for cut in decode_snapshot(snapshot, plan.fingerprint, first).cursor.cut_lengths)
 
 
 def tables(*, quick: bool = False) -> Iterator[Table]:

@@ -14,11 +14,11 @@ from packhorse.rows.payload import AnyArray, join_arrays
 from packhorse.rows.row import Row
 from packhorse.wire.messages import BatchBody
 from packhorse_service.framing import frame_step, view_of
-from packhorse_service.loading.token_block import assemble
+from packhorse_service.loading.token_block import build_block
 from packhorse_service.mixing.sample_stream import Piece
 from packhorse_service.sources.formats import TokenArrays
 from packhorse_service.sources.tar.grouping import Sample
-from packhorse_service.sources.tar.reader import Member
+from packhorse_service.sources.tar.reader import TarMember
 from tests.service.corpus import MemoryCorpus, build_row
 
 VOCABULARY = 1 << 20
@@ -34,9 +34,9 @@ def contract_of(layout: ParallelLayout | None = None, *, seq_length: int, **fiel
 
 def drawn(samples: Sequence[TokenArrays], seq_length: int) -> Iterator[Piece]:
     """Samples as the stream draws them, in order. Raises ``SourceError`` for one it cannot use."""
-    stored = [Sample(str(i), {"npy": Member(f"{i}.npy", b"", 0, 0)}, None) for i in range(len(samples))]
+    stored = [Sample(str(i), {"npy": TarMember(f"{i}.npy", b"", 0, 0)}, None) for i in range(len(samples))]
     corpus = MemoryCorpus()
-    corpus.add([[assemble(stored, samples, shard="memory", vocab_size=VOCABULARY)]], shuffle=False)
+    corpus.add([[build_block(stored, samples, shard="memory", vocab_size=VOCABULARY)]], shuffle=False)
     stream = corpus.stream(seq_length)
     while (pieces := stream.draw()) is not None:
         yield from pieces

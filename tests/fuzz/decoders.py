@@ -27,14 +27,14 @@ from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse.protocol.reader_state import FeedState, read_states, write_states
 from packhorse.schema import pack, unpack
 from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
-from packhorse_service.mixing.over_length import NEVER, Era
+from packhorse_service.mixing.over_length import UNLIMITED, CutLength
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import StreamSnapshot, at_window_offset, decode_snapshot, encode_snapshot
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
 from packhorse_service.sources.tar.grouping import BadSample, Sample, split_name
-from packhorse_service.sources.tar.reader import PIECE_BYTES, Member, read_members
+from packhorse_service.sources.tar.reader import READ_LIMIT_BYTES, TarMember, read_members
 from tests.client.codec.test_views import case_of, sample_of
 from tests.client.messages import EXAMPLES
 from tests.fuzz.harness import Decoder
@@ -162,21 +162,21 @@ def _snapshot(data: bytes) -> StreamSnapshot:
 
 
 def _check_snapshot(data: bytes, read: Any) -> None:
-    assert len(read.place.packed) <= 8 * len(data)
-    for source in read.place.order.sources:
+    assert len(read.cursor.packed) <= 8 * len(data)
+    for source in read.cursor.order.sources:
         assert len(source.open) <= source.plan.open_shards
         assert all(shard.shard < source.plan.shards for shard in source.open)
     again = _snapshot(encode_snapshot(read, FINGERPRINT))
-    assert same(again, read.place)
-    assert again._replace(place=read.place) == read
+    assert same(again, read.cursor)
+    assert again._replace(cursor=read.cursor) == read
 
 
 def _snapshots() -> list[bytes]:
-    place = place_with([0, 1, 1] * 20, PLANS)
-    beginning = encoded(place)
-    eras = [Era(5, 64), Era(2, NEVER)]
+    cursor = place_with([0, 1, 1] * 20, PLANS)
+    beginning = encoded(cursor)
+    cut_lengths = [CutLength(5, 64), CutLength(2, UNLIMITED)]
     inside = at_window_offset(beginning, WindowPosition(2, 5, 8, 4, b"settings"))
-    return [beginning, inside, encoded(place_with([1] * 7, PLANS, eras), step=9)]
+    return [beginning, inside, encoded(place_with([1] * 7, PLANS, cut_lengths), step=9)]
 
 
 class NotJson(ValueError):
@@ -218,7 +218,7 @@ def _tar(kind: int, names: Sequence[str]) -> bytes:
     return members + bytes(-len(members) % 512 + 1024)
 
 
-def _members(data: bytes) -> list[Member]:
+def _members(data: bytes) -> list[TarMember]:
     return list(read_members(io.BytesIO(data), shard="x.tar"))
 
 
@@ -233,13 +233,15 @@ def _check_members(data: bytes, members: Any) -> None:
 
 
 def _array(data: bytes) -> object:
-    return load_array(Member("a.npy", data, 0, 0))
+    return load_array(TarMember("a.npy", data, 0, 0))
 
 
 def _check_array(data: bytes, array: Any) -> None:
     assert array.ndim == 1
     assert array.nbytes <= len(data)
-    assert np.array_equal(load_array(Member("a.npy", _dumped(array), 0, 0)), array, equal_nan=array.dtype.kind == "f")
+    assert np.array_equal(
+        load_array(TarMember("a.npy", _dumped(array), 0, 0)), array, equal_nan=array.dtype.kind == "f"
+    )
 
 
 def _dumped(array: Any) -> bytes:
@@ -252,7 +254,7 @@ def _masked(data: bytes) -> object:
     """Ids and their loss mask, or labels."""
     situation, ids, other = parts_of(data)
     extension = ("loss_mask.npy", "labels.npy")[situation % 2]
-    members = {"npy": Member("a.npy", ids, 0, 0), extension: Member(f"a.{extension}", other, 0, 0)}
+    members = {"npy": TarMember("a.npy", ids, 0, 0), extension: TarMember(f"a.{extension}", other, 0, 0)}
     return formats.decode(Sample("a", members, None), formats.SampleFormat.AUTO)
 
 
@@ -263,7 +265,7 @@ def _check_masked(_data: bytes, arrays: Any) -> None:
 
 
 def _conversation(data: bytes) -> object:
-    sample = Sample("a", {"json": Member("a.json", data, 0, 0)}, None)
+    sample = Sample("a", {"json": TarMember("a.json", data, 0, 0)}, None)
     return formats.decode(sample, formats.SampleFormat.AUTO)
 
 
@@ -321,7 +323,7 @@ DECODERS: dict[str, Decoder] = {
                 decode=_members,
                 errors=(SourceError,),
                 check=_check_members,
-                fixed_bytes=PIECE_BYTES + (1 << 20),
+                fixed_bytes=READ_LIMIT_BYTES + (1 << 20),
                 bytes_a_byte=1200,  # what gzip can reach
             ),
             Decoder(

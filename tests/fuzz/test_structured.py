@@ -17,7 +17,7 @@ from packhorse.contract.position import ORIGIN
 from packhorse.rows.payload import ArrayEntry, join_arrays, split_arrays
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot.codec import ERA, HEAD, WINDOW
+from packhorse_service.snapshot.codec import CUT_LENGTH, HEAD, WINDOW
 from tests.fuzz.decoders import CASES, DECODERS, TREES, framed
 from tests.fuzz.harness import EXAMPLES
 from tests.fuzz.mutation import leaves, replaced
@@ -98,10 +98,10 @@ SOURCES = st.builds(
     st.lists(SHARDS, max_size=4),
 )
 PLACES = st.builds(
-    lambda step, kind, used, mark, eras, sources, bits: (
-        HEAD.pack(b"PHSNAP", 3, step, kind, len(eras), len(sources), 8 * len(bits), used, 64, 2, 0)
+    lambda step, kind, used, mark, cut_lengths, sources, bits: (
+        HEAD.pack(b"PHSNAP", 3, step, kind, len(cut_lengths), len(sources), 8 * len(bits), used, 64, 2, 0)
         + WINDOW.pack(*mark, b"settings")
-        + b"".join(ERA.pack(*era) for era in eras)
+        + b"".join(CUT_LENGTH.pack(*cut) for cut in cut_lengths)
         + FINGERPRINT.encoded_parts()
         + b"".join(sources)
         + bits

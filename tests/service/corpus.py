@@ -25,9 +25,9 @@ from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load
-from packhorse_service.mixing.order import Mixing, SourcePlan
+from packhorse_service.mixing.order import Mixing, SourceOrderPlan
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.sample_stream import SampleStream, SourceSetting
+from packhorse_service.mixing.sample_stream import SampleStream, SourcePlan
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.planning.rows import build_rows
@@ -75,7 +75,7 @@ class MemoryCorpus:
 
     def __init__(self) -> None:
         self.loads: list[BlockRequest] = []
-        self.settings: list[SourceSetting] = []
+        self.settings: list[SourcePlan] = []
         self._blocks: dict[BlockRequest, TokenBlock] = {}
 
     def add(
@@ -90,7 +90,7 @@ class MemoryCorpus:
         seed: int = 0,
         over_length: OverLength = OverLength.ERROR,
         skip_budget: int = 0,
-    ) -> SourceSetting:
+    ) -> SourcePlan:
         """Add a source. Where a block's next one begins is set here; blocks need not say it."""
         named = tuple(
             Shard(f"{name}-{i}.tar", f"/memory/{name}-{i}.tar", BLOCK_STRIDE * 64) for i in range(len(shards))
@@ -104,7 +104,7 @@ class MemoryCorpus:
                 )
                 self._blocks[BlockRequest(name, shard, number * BLOCK_STRIDE, first)] = placed
                 first += block.count
-        plan = SourcePlan(
+        order = SourceOrderPlan(
             name=name,
             shards=len(shards),
             weight=weight,
@@ -113,7 +113,7 @@ class MemoryCorpus:
             shuffle=shuffle,
             seed=seed,
         )
-        setting = SourceSetting(plan=plan, shards=named, over_length=over_length, skip_budget=skip_budget)
+        setting = SourcePlan(order=order, shards=named, over_length=over_length, skip_budget=skip_budget)
         self.settings.append(setting)
         return setting
 

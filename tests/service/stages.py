@@ -15,9 +15,10 @@ import numpy as np
 
 from packhorse.contract.batch_contract import BatchContract, Packing, resolve
 from packhorse.contract.layout import ParallelLayout
-from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, Order, SourceOrder, SourcePlan
-from packhorse_service.mixing.over_length import Era, OverLength
-from packhorse_service.mixing.sample_stream import Piece, StreamPlace
+from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, OrderCursor, SourceCursor, SourceOrderPlan
+from packhorse_service.mixing.over_length import CutLength, OverLength
+from packhorse_service.mixing.replay_log import StreamCursor
+from packhorse_service.mixing.sample_stream import Piece
 from packhorse_service.packing.modes import micro_batcher_for
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
@@ -59,7 +60,7 @@ class MixingMachine:
 
     def __init__(self, _base: Path, saved: bytes | None) -> None:
         plans = [
-            SourcePlan(
+            SourceOrderPlan(
                 name=f"{i}",
                 shards=3 + i,
                 weight=3 - i,
@@ -72,9 +73,9 @@ class MixingMachine:
         ]
         sources, rest = [], memoryview(saved or b"")
         for plan in plans:
-            source, rest = (SourceOrder.at_start(plan), rest) if saved is None else SourceOrder.decode(plan, rest)
+            source, rest = (SourceCursor.at_start(plan), rest) if saved is None else SourceCursor.decode(plan, rest)
             sources.append(source)
-        self._order = Order(sources, Mixing(on_end=OnEnd.GO_ON))
+        self._order = OrderCursor(sources, Mixing(on_end=OnEnd.GO_ON))
 
     def _ids(self, source: int) -> int:
         at = self._order.sources[source].current
@@ -100,7 +101,7 @@ class MixingMachine:
 class SamplesMachine:
     """Pieces of two sources with samples over length, of which now and then one is packed."""
 
-    def __init__(self, _base: Path, saved: tuple[list[bytes], list[Era], list[int], int] | None) -> None:
+    def __init__(self, _base: Path, saved: tuple[list[bytes], list[CutLength], list[int], int] | None) -> None:
         corpus = MemoryCorpus()
         shards = [[make_block(consecutive([5, 30, 9])), make_block(consecutive([2, 61], 99), keys=["a", "b"])]]
         shards += [[make_block(consecutive([17, 3, 8], 200))], [make_block(consecutive([40], 300))]]
@@ -108,12 +109,12 @@ class SamplesMachine:
         corpus.add([[make_block(consecutive([4, 70, 6], 7_000))]], name="drop", over_length=OverLength.DROP, epochs=2)
         self._stream, self._turn, self._pending = corpus.stream(16), 0, list[Piece]()
         if saved is not None:
-            places, eras, packed, self._turn = saved
+            cursors, cut_lengths, packed, self._turn = saved
             sources = [
-                SourceOrder.decode(s.plan, memoryview(p))[0] for s, p in zip(corpus.settings, places, strict=True)
+                SourceCursor.decode(s.order, memoryview(p))[0] for s, p in zip(corpus.settings, cursors, strict=True)
             ]
-            place = StreamPlace(Order(sources, Mixing()), eras, np.array(packed, np.uint8))
-            self._pending = self._stream.resume(place)
+            cursor = StreamCursor(OrderCursor(sources, Mixing()), cut_lengths, np.array(packed, np.uint8))
+            self._pending = self._stream.resume(cursor)
 
     def next(self) -> object | None:
         pieces = self._stream.draw()
@@ -124,13 +125,13 @@ class SamplesMachine:
         settled = None
         if self._pending and (pieces is None or self._turn % 3):
             settled = self._pending.pop(self._turn * 7 % len(self._pending))
-            self._stream.settle([settled.number])
+            self._stream.mark_packed([settled.number])
         return [_named(piece) for piece in pieces or []], settled and _named(settled)
 
     def save(self) -> Saved:
-        place = self._stream.place()
-        places = [source.encode() for source in place.order.sources]
-        return places, list(place.eras), place.packed.tolist(), self._turn
+        cursor = self._stream.cursor()
+        cursors = [source.encode() for source in cursor.order.sources]
+        return cursors, list(cursor.cut_lengths), cursor.packed.tolist(), self._turn
 
 
 def _named(piece: Piece) -> tuple[int, int, int, int, int]:

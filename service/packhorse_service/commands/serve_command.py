@@ -150,5 +150,5 @@ def _curve(described: CurveConfig | None, key_file: Path | None, base: Path) -> 
 
 
 def _memory_of(stream: StreamPlan, described: ServeConfig, base: Path) -> MemoryBound:
-    sizes = {source.plan.name: [shard.size for shard in source.shards] for source in stream.sources}
+    sizes = {source.order.name: [shard.size for shard in source.shards] for source in stream.sources}
     return stream_memory(described.of_stream(stream.name), base, stream.contract, stream.layout, sizes)

@@ -15,15 +15,15 @@ import numpy as np
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
-from packhorse_service.loading.token_block import assemble, assemble_uniform, fault_of
+from packhorse_service.loading.token_block import build_block, build_columnar_block, sample_fault
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
-from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_uniform
+from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_columnar
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.rendering import CHATML, ChatTemplate
 from packhorse_service.sources.shards import open_shard
-from packhorse_service.sources.tar.columnar import Room, read_uniform
+from packhorse_service.sources.tar.columnar import ReusableBuffer, read_columnar
 from packhorse_service.sources.tar.grouping import BadSample, Sample, group_samples
-from packhorse_service.sources.tar.reader import place_of, read_members
+from packhorse_service.sources.tar.reader import describe_member, read_members
 
 __all__ = ["BLOCK_BYTES", "BlockLoader", "ContentEncoder", "DecodingSpec"]
 
@@ -88,7 +88,7 @@ class BlockLoader:
         self._specs = dict(specs)
         self._encoders = {name: ContentEncoder(spec) for name, spec in specs.items()}
         self._sleep = sleep
-        self._room = Room()
+        self._room = ReusableBuffer()
 
     def load(self, request: BlockRequest) -> TokenBlock:
         """Return the block that starts at ``request``.
@@ -103,7 +103,7 @@ class BlockLoader:
         if isinstance(found, TokenBlock):
             return found
         arrays = [_decode(index, sample, shard, spec.format, encoder) for index, sample in enumerate(found)]
-        return assemble(found, arrays, shard=shard, vocab_size=encoder.vocab_size)
+        return build_block(found, arrays, shard=shard, vocab_size=encoder.vocab_size)
 
     def _read(self, request: BlockRequest, spec: DecodingSpec, vocab_size: int) -> TokenBlock | list[Sample]:
         """Read, and try again where that fails: skipping what cannot be read would make a replay differ."""
@@ -111,7 +111,7 @@ class BlockLoader:
         for pause in (*RETRY_PAUSES_S, None):
             try:
                 with open_shard(shard) as stream:
-                    block = _read_uniform(stream, request, spec, vocab_size, self._room)
+                    block = _load_columnar(stream, request, spec, vocab_size, self._room)
                     return _read_samples(stream, request, spec.block_bytes) if block is None else block
             except FileNotFoundError as error:
                 raise SourceError(
@@ -127,17 +127,17 @@ class BlockLoader:
         raise AssertionError("the last try returns or raises")
 
 
-def _read_uniform(
-    stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int, room: Room
+def _load_columnar(
+    stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int, room: ReusableBuffer
 ) -> TokenBlock | None:
     """Return the block if it holds good ids alone, in samples that are alike: nothing is then done for each."""
     if spec.format not in (SampleFormat.AUTO, SampleFormat.TOKENS):
         return None
-    samples = read_uniform(stream, request.offset, spec.block_bytes, room)
-    columns = None if samples is None else decode_uniform(samples)
+    samples = read_columnar(stream, request.offset, spec.block_bytes, room)
+    columns = None if samples is None else decode_columnar(samples)
     if samples is None or columns is None:
         return None
-    return assemble_uniform(samples, columns, vocab_size=vocab_size)
+    return build_columnar_block(samples, columns, vocab_size=vocab_size)
 
 
 def _read_samples(stream: BinaryIO, request: BlockRequest, block_bytes: int) -> list[Sample]:
@@ -162,6 +162,6 @@ def _decode(
     try:
         return encoder.encode(decode(sample, sample_format))
     except BadSample as error:
-        return fault_of(index, sample, shard, error)
+        return sample_fault(index, sample, shard, error)
     except SourceError as error:
-        raise SourceError(f"{place_of(shard, sample.first)}: {error}") from error
+        raise SourceError(f"{describe_member(shard, sample.first)}: {error}") from error

@@ -156,10 +156,10 @@ class BlockStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ahead: dict[BlockRequest, Future[TokenBlock]] = {}
-        self.waits_for: BlockRequest | None = None  # the block that the caller needs now; for those who watch
+        self.waiting_for: BlockRequest | None = None  # the block that the caller needs now; for those who watch
 
     @property
-    def under_way(self) -> int:
+    def loading(self) -> int:
         """Blocks that are being loaded, or wait for a worker; safe from any thread."""
         return sum(not future.done() for future in tuple(self._ahead.values()))
 
@@ -167,21 +167,21 @@ class BlockStore:
         """These will be asked for soon."""
         for request in requests:
             if request not in self._ahead:
-                self.waits_for = request  # an engine may load at once
+                self.waiting_for = request  # an engine may load at once
                 self._ahead[request] = self._engine.submit(request)
-        self.waits_for = None
+        self.waiting_for = None
 
     def get(self, request: BlockRequest) -> TokenBlock:
         """The block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
         for _ in range(ATTEMPTS):
             self.announce([request])
-            self.waits_for = request
+            self.waiting_for = request
             try:
                 return self._ahead.pop(request).result()
             except BrokenProcessPool:
                 continue  # its worker died, or a neighbour's did: load it again
             finally:
-                self.waits_for = None
+                self.waiting_for = None
         raise SourceError(
             f"shard {request.shard.name!r} of source {request.source!r}, block at byte {request.offset}: "
             f"the loader process died {ATTEMPTS} times; look for its last words in the log, or lower block_bytes"

@@ -18,18 +18,18 @@ from packhorse.contract.batch_contract import IGNORE_INDEX
 from packhorse.errors import SourceError
 from packhorse_service.loading.block import Fault, TokenBlock
 from packhorse_service.sources.formats import TokenArrays, TokenColumns
-from packhorse_service.sources.tar.columnar import UniformSamples
+from packhorse_service.sources.tar.columnar import ColumnarSamples
 from packhorse_service.sources.tar.grouping import BadSample, Sample
-from packhorse_service.sources.tar.reader import place_of
+from packhorse_service.sources.tar.reader import describe_member
 
-__all__ = ["assemble", "assemble_uniform", "fault_of"]
+__all__ = ["build_block", "build_columnar_block", "sample_fault"]
 
 SHORT = "the sample is empty: it has {} ids and at least {} are needed; remove it"
 
 NOTHING = TokenArrays(np.empty(0, np.uint32))
 
 
-def assemble(
+def build_block(
     samples: Sequence[Sample], arrays: Sequence[TokenArrays | Fault], *, shard: str, vocab_size: int
 ) -> TokenBlock:
     """Join the ``arrays`` of ``samples`` (as many) into a block and check lengths, vocabulary and masks.
@@ -45,7 +45,7 @@ def assemble(
     faults.extend(_faults(rules.labels, ((index, row.labels) for index, row in whole)))
     faults.extend(_faults(rules.loss_mask, ((index, row.loss_mask) for index, row in whole)))
     for index, reason in faults:
-        rows[index] = fault_of(index, samples[index], shard, BadSample(reason))
+        rows[index] = sample_fault(index, samples[index], shard, BadSample(reason))
     return _block(
         [sample.key for sample in samples],
         _joined(rows, brings_labels),
@@ -54,8 +54,8 @@ def assemble(
     )
 
 
-def assemble_uniform(samples: UniformSamples, columns: TokenColumns, *, vocab_size: int) -> TokenBlock | None:
-    """Return the block of ``samples``, whose ids are ``columns``; ``None`` if ``assemble`` finds faults in it."""
+def build_columnar_block(samples: ColumnarSamples, columns: TokenColumns, *, vocab_size: int) -> TokenBlock | None:
+    """Return the block of ``samples``, whose ids are ``columns``; ``None`` if ``build_block`` finds faults in it."""
     rules = _rules(vocab_size)
     good = (
         columns.counts.min() >= _least(columns.labels is not None)
@@ -66,9 +66,9 @@ def assemble_uniform(samples: UniformSamples, columns: TokenColumns, *, vocab_si
     return _block(samples.keys, columns, samples.next_offset, ()) if good else None
 
 
-def fault_of(index: int, sample: Sample, shard: str, error: BadSample) -> Fault:
+def sample_fault(index: int, sample: Sample, shard: str, error: BadSample) -> Fault:
     """Return the fault of sample ``index`` of a block."""
-    return Fault(index, place_of(shard, error.member or sample.first), str(error))
+    return Fault(index, describe_member(shard, error.member or sample.first), str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _brings_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault
     labelled = {row.labels is not None: index for index, row in enumerate(rows) if not isinstance(row, Fault)}
     if len(labelled) == 2:
         raise SourceError(
-            f"{place_of(shard, samples[labelled[False]].first)}: the sample has no .labels.npy and sample "
+            f"{describe_member(shard, samples[labelled[False]].first)}: the sample has no .labels.npy and sample "
             f"{samples[labelled[True]].key!r} has; all samples of a source bring labels, or none does"
         )
     return True in labelled

@@ -11,26 +11,26 @@ import numpy as np
 from packhorse.errors import ProtocolError, SourceError
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.engine import BlockStore
-from packhorse_service.mixing.order import BlockFacts, OpenShard, Order, SourceOrder, SourcePlan
-from packhorse_service.mixing.over_length import NEVER, OverLength
+from packhorse_service.mixing.order import BlockFacts, OpenShard, OrderCursor, SourceCursor, SourceOrderPlan
+from packhorse_service.mixing.over_length import UNLIMITED, OverLength
 from packhorse_service.mixing.permutation import permutation, seed_of
 from packhorse_service.sources.shards import Shard
 
 __all__ = [
-    "Ahead",
+    "OpenBlock",
     "OpenBlocks",
-    "Reading",
-    "SourceSetting",
-    "Spans",
+    "SampleRanges",
+    "SourcePlan",
+    "UncutRun",
     "check_offsets",
+    "compressed_shard_warnings",
     "over_length_fault",
-    "slow_shards",
 ]
 
 COMPRESSION_LIMIT = 1100  # what deflate can reach
 
 
-class Spans(NamedTuple):
+class SampleRanges(NamedTuple):
     """Where samples are, in the order in which they are drawn."""
 
     samples: list[int]  # [n] number in the block
@@ -40,34 +40,34 @@ class Spans(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSetting:
+class SourcePlan:
     """How one source is read."""
 
-    plan: SourcePlan
+    order: SourceOrderPlan
     shards: tuple[Shard, ...]
     over_length: OverLength
     skip_budget: int  # samples whose content may be unusable before the stream stops
 
 
 @dataclass(slots=True)
-class Reading:
+class OpenBlock:
     """A block being drawn from: where its samples are, as plain integers, in the order in which they are drawn."""
 
     shard: int
     request: BlockRequest
     block: TokenBlock
     facts: BlockFacts
-    spans: Spans
+    spans: SampleRanges
     overlap: int  # ids of a piece beyond its slots: the last target, where that is the next id of the same sample
     longest: int  # slots of the longest sample; more than any limit where some are faulty, so that each is looked at
     faults: Mapping[int, Fault]
     drawn_from: bool = False
 
 
-class Ahead(NamedTuple):
+class UncutRun(NamedTuple):
     """Samples ahead, and what gives them in turn."""
 
-    spans: Spans
+    spans: SampleRanges
     shards: list[int]
     blocks: list[TokenBlock]
 
@@ -75,12 +75,12 @@ class Ahead(NamedTuple):
 class OpenBlocks:
     """One source's blocks, where its ``order`` stands. Another is loaded once the one before it is drawn from."""
 
-    def __init__(self, setting: SourceSetting, store: BlockStore, order: SourceOrder, *, joined: bool) -> None:
+    def __init__(self, setting: SourcePlan, store: BlockStore, order: SourceCursor, *, concatenated: bool) -> None:
         self.order = order
         self._setting = setting
         self._store = store
-        self._joined = joined
-        self.reading: dict[int, Reading] = {}  # shard -> block in use, where it was opened
+        self._concatenated = concatenated
+        self.reading: dict[int, OpenBlock] = {}  # shard -> block in use, where it was opened
         self._keys: dict[int, set[str]] = {}  # of the open shards, to find a key given twice
         store.announce(self._request(at.shard, at.offset, at.first_sample) for at in order.open)
 
@@ -96,7 +96,7 @@ class OpenBlocks:
         That is with every open shard in turn, up to where a block ends; none where one has yet to be drawn from,
         or may hold a sample that is faulty or of more than ``slots`` slots.
         """
-        order, most = self.order, NEVER
+        order, most = self.order, UNLIMITED
         for turn, at in enumerate(order.in_turn()):
             reading = self.reading.get(at.shard)
             if reading is None or not reading.drawn_from or reading.longest > slots:
@@ -104,7 +104,7 @@ class OpenBlocks:
             most = min(most, turn + len(order.open) * (reading.facts.samples - 1 - at.index))
         return most
 
-    def ahead(self, draws: int) -> Ahead:
+    def ahead(self, draws: int) -> UncutRun:
         """So many samples of those that ``plain`` told of."""
         shards = self.order.in_turn()
         rounds = -(-draws // len(shards))
@@ -113,15 +113,15 @@ class OpenBlocks:
             [column[at.index : at.index + rounds] for column in reading.spans]
             for reading, at in zip(readings, shards, strict=True)
         ]
-        spans = Spans(*[_in_turn(columns)[:draws] for columns in zip(*each, strict=True)])
-        return Ahead(spans, [reading.shard for reading in readings], [reading.block for reading in readings])
+        spans = SampleRanges(*[_in_turn(columns)[:draws] for columns in zip(*each, strict=True)])
+        return UncutRun(spans, [reading.shard for reading in readings], [reading.block for reading in readings])
 
-    def draw_from(self, shard: int, reading: Reading) -> None:
+    def draw_from(self, shard: int, reading: OpenBlock) -> None:
         """The first sample is drawn from this block: it is time to load the one behind it."""
         reading.drawn_from = True
         self._store.announce(self._behind(shard, reading))
 
-    def leave(self, shard: int, reading: Reading) -> None:
+    def leave(self, shard: int, reading: OpenBlock) -> None:
         """Its last sample was drawn."""
         del self.reading[shard]
         if reading.facts.next_offset is None:
@@ -139,7 +139,7 @@ class OpenBlocks:
                     "size, or a library tokenises them otherwise; put back what was there"
                 )
 
-    def open(self, at: OpenShard) -> Reading:
+    def open(self, at: OpenShard) -> OpenBlock:
         """Take the block that an open shard stands in, waiting for it if need be."""
         setting, shard = self._setting, at.shard
         request = self._request(shard, at.offset, at.first_sample)
@@ -153,25 +153,25 @@ class OpenBlocks:
             )
         keys.update(block.keys)
         samples = np.arange(block.count)
-        if setting.plan.shuffle:
-            seed = seed_of(setting.plan.seed, setting.plan.name, self.order.epoch, shard, request.first_sample)
+        if setting.order.shuffle:
+            seed = seed_of(setting.order.seed, setting.order.name, self.order.epoch, shard, request.first_sample)
             samples = permutation(block.count, seed)
         begins, ends = block.offsets[samples], block.offsets[samples + 1]
-        overlap = 1 if block.labels is None and not self._joined else 0
+        overlap = 1 if block.labels is None and not self._concatenated else 0
         slots = ends - begins - overlap
-        reading = self.reading[shard] = Reading(
+        reading = self.reading[shard] = OpenBlock(
             shard=shard,
             request=request,
             block=block,
             facts=BlockFacts(block.count, block.next_offset, block.checksum),
-            spans=Spans(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist()),
+            spans=SampleRanges(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist()),
             overlap=overlap,
-            longest=NEVER + 1 if block.faults else int(slots.max(initial=0)),
+            longest=UNLIMITED + 1 if block.faults else int(slots.max(initial=0)),
             faults={fault.index: fault for fault in block.faults},
         )
         return reading
 
-    def _behind(self, shard: int, reading: Reading) -> list[BlockRequest]:
+    def _behind(self, shard: int, reading: OpenBlock) -> list[BlockRequest]:
         if reading.facts.next_offset is not None:
             first = reading.request.first_sample + reading.facts.samples
             return [self._request(shard, reading.facts.next_offset, first)]
@@ -179,7 +179,7 @@ class OpenBlocks:
         return [] if upcoming is None else [self._request(upcoming, 0, 0)]
 
     def _request(self, shard: int, offset: int, first_sample: int) -> BlockRequest:
-        return BlockRequest(self._setting.plan.name, self._setting.shards[shard], offset, first_sample)
+        return BlockRequest(self._setting.order.name, self._setting.shards[shard], offset, first_sample)
 
 
 def _in_turn(columns: Sequence[list[int]]) -> list[int]:
@@ -190,7 +190,7 @@ def _in_turn(columns: Sequence[list[int]]) -> list[int]:
     return woven
 
 
-def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:
+def check_offsets(settings: Sequence[SourcePlan], order: OrderCursor) -> None:
     """Raises ``ProtocolError`` where an open shard cannot have a block at its offset."""
     for setting, source in zip(settings, order.sources, strict=True):
         for at in source.open:
@@ -200,13 +200,13 @@ def check_offsets(settings: Sequence[SourceSetting], order: Order) -> None:
                 raise ProtocolError(f"snapshot: shard {shard.name!r} has no block at byte {at.offset}")
 
 
-def slow_shards(settings: tuple[SourceSetting, ...]) -> Iterator[str]:
+def compressed_shard_warnings(settings: tuple[SourcePlan, ...]) -> Iterator[str]:
     """What should be said of shards that can only be read from their start. Their names tell, not a look inside."""
     for setting in settings:
         compressed = [shard.name for shard in setting.shards if shard.name.endswith((".gz", ".tgz"))]
         if compressed:
             yield (
-                f"source {setting.plan.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
+                f"source {setting.order.name!r}: {len(compressed)} shards ({compressed[0]!r} …) are compressed whole: "
                 "each block reads them from their start again; decompress them, or compress their members instead"
             )
 

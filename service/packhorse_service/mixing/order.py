@@ -46,9 +46,9 @@ __all__ = [
     "Mixing",
     "OnEnd",
     "OpenShard",
-    "Order",
-    "SourceOrder",
-    "SourcePlan",
+    "OrderCursor",
+    "SourceCursor",
+    "SourceOrderPlan",
     "integer_weights",
 ]
 
@@ -88,7 +88,7 @@ class BlockFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePlan:
+class SourceOrderPlan:
     """What never changes about a source's order. ``epochs`` is ``None`` where it repeats for ever."""
 
     name: str
@@ -117,17 +117,17 @@ class OpenShard:
 
 
 @lru_cache(maxsize=256)
-def _shard_order(plan: SourcePlan, epoch: int) -> tuple[int, ...]:
+def _shard_order(plan: SourceOrderPlan, epoch: int) -> tuple[int, ...]:
     if not plan.shuffle:
         return tuple(range(plan.shards))
     return tuple(permutation(plan.shards, seed_of(plan.seed, plan.name, epoch)).tolist())
 
 
 @dataclass(slots=True)
-class SourceOrder:
+class SourceCursor:
     """Where one source stands. ``advance``, and ``advance_by``, are the only ways it moves."""
 
-    plan: SourcePlan
+    plan: SourceOrderPlan
     epoch: int = 0
     opened: int = 0  # shards of this epoch's permutation that were opened so far
     turn: int = 0  # which open shard gives the next sample
@@ -136,7 +136,7 @@ class SourceOrder:
     faults: int = 0
 
     @classmethod
-    def at_start(cls, plan: SourcePlan) -> Self:
+    def at_start(cls, plan: SourceOrderPlan) -> Self:
         order = cls(plan)
         order._open_first()
         return order
@@ -202,9 +202,9 @@ class SourceOrder:
         self.open = [OpenShard(shard) for shard in first]
         self.opened, self.turn = len(first), 0
 
-    def clone(self) -> SourceOrder:
+    def clone(self) -> SourceCursor:
         shards = [OpenShard(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open]
-        return SourceOrder(self.plan, self.epoch, self.opened, self.turn, shards, self.drawn, self.faults)
+        return SourceCursor(self.plan, self.epoch, self.opened, self.turn, shards, self.drawn, self.faults)
 
     def encode(self) -> bytes:
         head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
@@ -212,7 +212,9 @@ class SourceOrder:
         return head + b"".join([pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open])
 
     @classmethod
-    def decode(cls, plan: SourcePlan, data: memoryview, *, epochs_changed: bool = False) -> tuple[Self, memoryview]:
+    def decode(
+        cls, plan: SourceOrderPlan, data: memoryview, *, epochs_changed: bool = False
+    ) -> tuple[Self, memoryview]:
         """Read one source's place, which may come from a stranger. Returns the rest of the data too.
 
         A source that had given all its epochs goes on with the next one where it may have more now.
@@ -270,13 +272,13 @@ SIZES: dict[MixBy, Callable[[int, int], int]] = {
 }
 
 
-class Order:
+class OrderCursor:
     """The order of the whole mixture: one place a source, compared in integers.
 
     ``advance`` moves it by a sample, ``advance_by`` by a run of them.
     """
 
-    def __init__(self, sources: list[SourceOrder], mixing: Mixing) -> None:
+    def __init__(self, sources: list[SourceCursor], mixing: Mixing) -> None:
         self.sources = sources
         self.mixing = mixing
         self._size = SIZES[mixing.by]
@@ -329,7 +331,7 @@ class Order:
             self._finish[number] = None
         source.advance(facts)
         if not source.open:
-            self.stand_equal()
+            self.reset_shares()
 
     def advance_by(self, number: int, draws: int, ids: int) -> None:
         """So many samples of a source that is ``alone`` were drawn, none of them the first or last of its block."""
@@ -337,14 +339,14 @@ class Order:
         source.drawn += self._size(draws, ids)
         source.advance_by(draws)
 
-    def stand_equal(self) -> None:
+    def reset_shares(self) -> None:
         """What sources led or lagged by is forgotten."""
         for source in self.sources:
             source.drawn = 0
         self._count_live()
 
-    def clone(self) -> Order:
-        return Order([source.clone() for source in self.sources], self.mixing)
+    def clone(self) -> OrderCursor:
+        return OrderCursor([source.clone() for source in self.sources], self.mixing)
 
     def encode(self) -> bytes:
         return b"".join(source.encode() for source in self.sources)

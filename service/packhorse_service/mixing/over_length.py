@@ -21,10 +21,19 @@ from typing import NamedTuple, Self
 
 from packhorse.errors import ContractError
 
-__all__ = ["ERAS_LIMIT", "NEVER", "Era", "Eras", "OverLength", "Range", "cut_again", "first_cut"]
+__all__ = [
+    "CUT_LENGTHS_LIMIT",
+    "UNLIMITED",
+    "CutLength",
+    "CutLengthHistory",
+    "OverLength",
+    "Range",
+    "cut_again",
+    "first_cut",
+]
 
-NEVER = sys.maxsize  # the length of documents that are cut later, to the rows they fall into
-ERAS_LIMIT = 16  # changes of length within one lookahead
+UNLIMITED = sys.maxsize  # the length of documents that are cut later, to the rows they fall into
+CUT_LENGTHS_LIMIT = 16  # changes of length within one lookahead
 
 Range = tuple[int, int]
 
@@ -39,21 +48,21 @@ class OverLength(StrEnum):
     DROP = "drop"
 
 
-class Era(NamedTuple):
+class CutLength(NamedTuple):
     """So many draws, one after the other, whose samples were cut at ``slots`` first."""
 
     draws: int
     slots: int
 
 
-class Eras:
+class CutLengthHistory:
     """The eras of a stream, each with the number of the draw that it begins with."""
 
     def __init__(self, slots: int) -> None:
         self._begun = [(0, slots)]
 
     @classmethod
-    def after(cls, eras: Sequence[Era]) -> Self:
+    def after(cls, eras: Sequence[CutLength]) -> Self:
         """Of a stream that has drawn nothing but these, one at least."""
         made, draws = cls(0), 0
         made._begun.clear()
@@ -69,19 +78,21 @@ class Eras:
 
     def begin(self, draw: int, slots: int) -> None:
         """Another one begins. Raises ``ContractError`` where there are too many."""
-        if len(self._begun) == ERAS_LIMIT:
+        if len(self._begun) == CUT_LENGTHS_LIMIT:
             raise ContractError(
-                f"snapshot: the samples that wait were cut at {ERAS_LIMIT} lengths one after the other, the last of "
-                f"them {self.slots} slots; make some steps at that length, and change it to {slots} then"
+                f"snapshot: the samples that wait were cut at {CUT_LENGTHS_LIMIT} lengths one after the other, the "
+                f"last of them {self.slots} slots; make some steps at that length, and change it to {slots} then"
             )
         self._begun.append((draw, slots))
 
-    def between(self, settled: int, drawn: int) -> list[Era]:
+    def between(self, settled: int, drawn: int) -> list[CutLength]:
         """The draws from number ``settled`` to number ``drawn``; what lies before is forgotten."""
         while len(self._begun) > 1 and self._begun[1][0] <= settled:
             del self._begun[0]
         edges = [settled, *(first for first, _ in self._begun[1:]), drawn]
-        return [Era(end - first, slots) for (first, end), (_, slots) in zip(pairwise(edges), self._begun, strict=True)]
+        return [
+            CutLength(end - first, slots) for (first, end), (_, slots) in zip(pairwise(edges), self._begun, strict=True)
+        ]
 
 
 def first_cut(policy: OverLength, whole: Range, slots: int, overlap: int) -> list[Range]:

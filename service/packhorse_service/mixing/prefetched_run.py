@@ -10,11 +10,11 @@ from operator import sub
 from typing import NamedTuple
 
 from packhorse_service.loading.block import TokenBlock
-from packhorse_service.mixing.open_blocks import Ahead
-from packhorse_service.mixing.order import Order
-from packhorse_service.mixing.over_length import NEVER
+from packhorse_service.mixing.open_blocks import UncutRun
+from packhorse_service.mixing.order import OrderCursor
+from packhorse_service.mixing.over_length import UNLIMITED
 
-__all__ = ["AS_PIECE", "ONE", "Piece", "Run", "Stand", "Taken", "Wanted"]
+__all__ = ["ONE_PIECE", "DeferredCursor", "Demand", "Piece", "PrefetchedRun", "RunSlice", "make_piece"]
 
 
 class Piece(NamedTuple):
@@ -30,21 +30,21 @@ class Piece(NamedTuple):
     slots: int
 
 
-AS_PIECE: Callable[[Iterable[object]], Piece] = partial(tuple.__new__, Piece)  # what its own __new__ calls, for each
+make_piece: Callable[[Iterable[object]], Piece] = partial(tuple.__new__, Piece)  # what its own __new__ calls, for each
 
 
-class Wanted(NamedTuple):
+class Demand(NamedTuple):
     """So many pieces, or as many as have so many units of ``multiple`` slots: whichever is reached first."""
 
-    pieces: int = NEVER
-    units: int = NEVER
+    pieces: int = UNLIMITED
+    units: int = UNLIMITED
     multiple: int = 1
 
 
-ONE = Wanted(pieces=1)
+ONE_PIECE = Demand(pieces=1)
 
 
-class Taken(NamedTuple):
+class RunSlice(NamedTuple):
     """A part of a run, and its sums: ids and slots of the samples, and checksums of their blocks."""
 
     pieces: list[Piece]
@@ -53,15 +53,15 @@ class Taken(NamedTuple):
     checksum: int
 
 
-class Stand(NamedTuple):
+class DeferredCursor(NamedTuple):
     """A place in the order: so many samples of a source that is alone, and their ids, behind another place."""
 
-    start: Order
+    start: OrderCursor
     source: int = 0
     draws: int = 0
     ids: int = 0
 
-    def order(self) -> Order:
+    def order(self) -> OrderCursor:
         """The order there; only to look at."""
         if not self.draws:
             return self.start
@@ -70,19 +70,19 @@ class Stand(NamedTuple):
         return order
 
 
-class Run:
+class PrefetchedRun:
     """Samples drawn one after the other, each a whole piece, with nothing to do for them but to count them.
 
     All columns but the pieces are sums of what lies before, from 0 on.
     """
 
-    def __init__(self, ahead: Ahead, number: int, source: int, start: Order) -> None:
+    def __init__(self, ahead: UncutRun, number: int, source: int, start: OrderCursor) -> None:
         """Of the samples ahead in a source, at the ``start``; the first piece has this number."""
         self._start, self._source = start, source
         samples, begins, ends, slots = ahead.spans
         count, shards, blocks = len(samples), cycle(ahead.shards), cycle(ahead.blocks)
         columns = range(number, number + count), repeat(source), shards, blocks, samples, begins, ends, slots
-        self._pieces = list(map(AS_PIECE, zip(*columns, strict=False)))
+        self._pieces = list(map(make_piece, zip(*columns, strict=False)))
         self._ids = list(accumulate(map(sub, ends, begins), initial=0))
         self._slots = list(accumulate(slots, initial=0))
         checksums = cycle([block.checksum for block in ahead.blocks])
@@ -102,11 +102,11 @@ class Run:
         return total
 
     @property
-    def stand(self) -> Stand:
+    def stand(self) -> DeferredCursor:
         """Behind those taken."""
-        return Stand(self._start, self._source, self._taken, self._ids[self._taken])
+        return DeferredCursor(self._start, self._source, self._taken, self._ids[self._taken])
 
-    def take(self, wanted: Wanted, limit: int) -> Taken:
+    def take(self, wanted: Demand, limit: int) -> RunSlice:
         """The next ones, as many as wanted if there are, and at most so many."""
         if wanted.multiple != self._multiple:
             self._multiple = wanted.multiple
@@ -115,4 +115,4 @@ class Run:
         first, most = self._taken, min(self._taken + min(wanted.pieces, limit), len(self._pieces))
         end = self._taken = bisect_left(self._units, self._units[first] + wanted.units, first + 1, most)
         ids, slots = self._ids[end] - self._ids[first], self._slots[end] - self._slots[first]
-        return Taken(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])
+        return RunSlice(self._pieces[first:end], ids, slots, self._checksums[end] - self._checksums[first])

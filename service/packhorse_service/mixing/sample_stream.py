@@ -15,26 +15,32 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.loading.block import Fault
 from packhorse_service.loading.engine import BlockStore
-from packhorse_service.mixing.open_blocks import OpenBlocks, Reading, SourceSetting, check_offsets, over_length_fault
-from packhorse_service.mixing.order import Mixing, Order, SourceOrder
-from packhorse_service.mixing.over_length import NEVER, Era, Eras, OverLength, Range, cut_again, first_cut
-from packhorse_service.mixing.prefetched_run import AS_PIECE, ONE, Piece, Run, Stand, Wanted
+from packhorse_service.mixing.open_blocks import OpenBlock, OpenBlocks, SourcePlan, check_offsets, over_length_fault
+from packhorse_service.mixing.order import Mixing, OrderCursor, SourceCursor
+from packhorse_service.mixing.over_length import (
+    UNLIMITED,
+    CutLengthHistory,
+    OverLength,
+    Range,
+    cut_again,
+    first_cut,
+)
+from packhorse_service.mixing.prefetched_run import ONE_PIECE, DeferredCursor, Demand, Piece, PrefetchedRun, make_piece
+from packhorse_service.mixing.replay_log import CHECKSUM_MASK, ReplayPoint, StreamCursor
 from packhorse_service.mixing.source_counts import SourceCounts
 
-__all__ = ["MARK_EVERY", "PIECES_LIMIT", "DrawnSample", "Piece", "SampleStream", "SourceSetting", "StreamPlace"]
+__all__ = ["PIECES_LIMIT", "REPLAY_POINT_EVERY", "DrawnSample", "Piece", "SampleStream", "SourcePlan"]
 
 
 DIFFERENT = (
     "the samples drawn since it are not those of our data; a shard was written anew under the same name and size "
     "(put it back), or is tokenised otherwise"
 )
-CHECKSUM_MASK = 0xFFFFFFFF
-MARK_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
+REPLAY_POINT_EVERY = 64  # draws, or as many as there are open shards: copying the order costs little by the draw
 RUN_LIMIT = 512  # draws looked ahead at
 PIECES_LIMIT = 1 << 18  # drawn since the first mark: 32 KiB of a snapshot
 
@@ -50,24 +56,6 @@ class DrawnSample(NamedTuple):
     pieces: int
 
 
-class _Mark(NamedTuple):
-    """A place in the order, and what lies before it. Most are looked at by nobody: only then the order is made."""
-
-    at: Stand
-    draws: int = 0
-    pieces: int = 0
-    checksum: int = 0  # sum of those of the blocks of all these draws
-
-
-class StreamPlace(NamedTuple):
-    """Where to resume: the order some way before the oldest pending piece, and what was packed since."""
-
-    order: Order
-    eras: Sequence[Era]  # the draws since
-    packed: npt.NDArray[np.uint8]  # [pieces drawn since] 1 = packed
-    checksum: int = 0  # sum of those of the blocks of all draws since, 32 bits of it
-
-
 class SampleStream:
     """Draws pieces of at most ``seq_length`` slots, in order; remembers what is not packed yet.
 
@@ -77,55 +65,57 @@ class SampleStream:
 
     def __init__(
         self,
-        settings: Sequence[SourceSetting],
+        settings: Sequence[SourcePlan],
         blocks: BlockStore,
         seq_length: int | None,
         mixing: Mixing,
         *,
-        joined: bool = False,
+        concatenated: bool = False,
     ) -> None:
         self._settings = settings
         self._mixing = mixing
         self._blocks = blocks
-        self._seq_length = NEVER if seq_length is None else seq_length
+        self._seq_length = UNLIMITED if seq_length is None else seq_length
         self._lengths = (self._seq_length,)
-        self._joined = joined
-        self.watch: Callable[[DrawnSample], None] | None = None  # told of every sample drawn
+        self._concatenated = concatenated
+        self.on_drawn: Callable[[DrawnSample], None] | None = None  # told of every sample drawn
         self.restart()
 
-    def first_order(self) -> Order:
-        return Order([SourceOrder.at_start(setting.plan) for setting in self._settings], self._mixing)
+    def first_order(self) -> OrderCursor:
+        return OrderCursor([SourceCursor.at_start(setting.order) for setting in self._settings], self._mixing)
 
     def restart(self) -> None:
         """Go to the beginning."""
         self._begin(self.first_order())
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: OrderCursor) -> None:
         self._counts = [SourceCounts() for _ in self._settings]
         self.order = order
-        self._marks = deque([_Mark(Stand(order.clone()))])
+        self._marks = deque([ReplayPoint(DeferredCursor(order.clone()))])
         self._since_mark = 0  # draws since the last one; those cut to several pieces count as so many
-        self._mark_every = max(MARK_EVERY, sum(setting.plan.open_at_once for setting in self._settings))
+        self._mark_every = max(REPLAY_POINT_EVERY, sum(setting.order.open_at_once for setting in self._settings))
         self._draws = self._pieces = 0  # in all, and the pieces that they gave
         self._checksum = 0  # sum of those of their blocks
         self._packed = bytearray()  # a flag for each piece drawn since the first mark
-        self.crowded = False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
-        self._eras = Eras(self._seq_length)
-        self._run: Run | None = None  # what is looked ahead at
+        self.at_snapshot_limit = (
+            False  # whether as much was drawn since as a snapshot can tell: pack before drawing more
+        )
+        self._cut_lengths = CutLengthHistory(self._seq_length)
+        self._run: PrefetchedRun | None = None  # what is looked ahead at
         self._blocks.forget()
         self._open = [
-            OpenBlocks(setting, self._blocks, source, joined=self._joined)
+            OpenBlocks(setting, self._blocks, source, concatenated=self._concatenated)
             for setting, source in zip(self._settings, order.sources, strict=True)
         ]
 
     @property
     def counts(self) -> Mapping[str, SourceCounts]:
         """What became of all that each source gave, by its name."""
-        return {setting.plan.name: counts for setting, counts in zip(self._settings, self._counts, strict=True)}
+        return {setting.order.name: counts for setting, counts in zip(self._settings, self._counts, strict=True)}
 
     # Drawing -----------------------------------------------------------------------------------------
 
-    def draw(self, wanted: Wanted = ONE) -> list[Piece] | None:
+    def draw(self, wanted: Demand = ONE_PIECE) -> list[Piece] | None:
         """The pieces of the next sample, or samples: at least one, and no more than give the pieces wanted.
 
         No pieces where it is dropped or skipped, ``None`` at the end. Raises ``SourceError`` where the data cannot
@@ -134,29 +124,29 @@ class SampleStream:
         run = self._run or self._begin_run()
         return self._draw_each(wanted) if run is None else self._draw_run(run, wanted)
 
-    def _begin_run(self) -> Run | None:
+    def _begin_run(self) -> PrefetchedRun | None:
         """Look ahead where one source gives all samples: nearly all that it gives are neither cut nor end a block.
 
         The order stands behind the run from here on; what was drawn is counted as it is.
         """
         source = self.order.alone
-        if source is None or self.watch is not None:
+        if source is None or self.on_drawn is not None:
             return None
         blocks = self._open[source]
         draws = min(blocks.plain(self._seq_length), RUN_LIMIT)
         if not draws:
             return None
-        self._run = Run(blocks.ahead(draws), self._pieces, source, self.order.clone())
+        self._run = PrefetchedRun(blocks.ahead(draws), self._pieces, source, self.order.clone())
         self.order.advance_by(source, draws, self._run.ids)
         return self._run
 
-    def _draw_run(self, run: Run, wanted: Wanted) -> list[Piece]:
+    def _draw_run(self, run: PrefetchedRun, wanted: Demand) -> list[Piece]:
         pieces, ids, slots, checksum = run.take(wanted, self._mark_every - self._since_mark)
         if run.taken:
             self._run = None
         drawn, counts = len(pieces), self._counts[pieces[0].source]
         counts.samples += drawn
-        counts.tokens += ids
+        counts.ids += ids
         counts.targets += slots
         self._checksum += checksum
         self._draws += drawn
@@ -167,13 +157,13 @@ class SampleStream:
             self._mark()
         return pieces
 
-    def _draw_each(self, wanted: Wanted) -> list[Piece] | None:
+    def _draw_each(self, wanted: Demand) -> list[Piece] | None:
         """Draw samples one by one: several where their sources alternate, as nothing can be looked ahead at then."""
         drawn = self._draw(self._lengths)
         if not drawn or self.order.alone is not None:
             return drawn
         pieces, units = drawn, 0
-        while drawn and not self.crowded:
+        while drawn and not self.at_snapshot_limit:
             for piece in drawn:
                 units += -(-piece.slots // wanted.multiple)
             if len(pieces) >= wanted.pieces or units >= wanted.units:
@@ -195,12 +185,12 @@ class SampleStream:
         shard, index, facts = at.shard, at.index, reading.facts
         spans, block = reading.spans, reading.block
         begin, end, slots = spans.begins[index], spans.ends[index], spans.slots[index]
-        if reading.longest <= lengths[0] and len(lengths) == 1 and self.watch is None:  # as in nearly every draw
+        if reading.longest <= lengths[0] and len(lengths) == 1 and self.on_drawn is None:  # as in nearly every draw
             counts = self._counts[number]
             counts.samples += 1
-            counts.tokens += end - begin
+            counts.ids += end - begin
             counts.targets += slots
-            pieces = [AS_PIECE((self._pieces, number, shard, block, spans.samples[index], begin, end, slots))]
+            pieces = [make_piece((self._pieces, number, shard, block, spans.samples[index], begin, end, slots))]
             self._pieces += 1
             self._packed.append(0)
         else:
@@ -221,13 +211,13 @@ class SampleStream:
         return self._open[source].next_ids()
 
     def _mark(self) -> None:
-        stand = Stand(self.order.clone()) if self._run is None else self._run.stand
-        self._marks.append(_Mark(stand, self._draws, self._pieces, self._checksum))
+        stand = DeferredCursor(self.order.clone()) if self._run is None else self._run.stand
+        self._marks.append(ReplayPoint(stand, self._draws, self._pieces, self._checksum))
         self._since_mark = 0
         self._pass_marks()  # nothing may be pending, and nobody settle anything, for as long as samples are dropped
 
     def _draw_with_care(
-        self, source: int, shard: int, reading: Reading, index: int, lengths: Sequence[int]
+        self, source: int, shard: int, reading: OpenBlock, index: int, lengths: Sequence[int]
     ) -> list[Piece]:
         """The pieces of a sample that may be faulty or over length."""
         (sample, begin, end, slots), overlap = [column[index] for column in reading.spans], reading.overlap
@@ -239,9 +229,9 @@ class SampleStream:
             self._skip(source, fault, end - begin, slots)
             return []
         ranges = self._cut(source, whole, slots, overlap, lengths)
-        if self.watch is not None:
+        if self.on_drawn is not None:
             epoch, key = self._open[source].order.epoch, reading.block.keys[sample]
-            self.watch(DrawnSample(source, epoch, shard, key, slots, len(ranges)))
+            self.on_drawn(DrawnSample(source, epoch, shard, key, slots, len(ranges)))
         return [
             Piece(number, source, shard, reading.block, sample, a, b, b - a - overlap)
             for number, (a, b) in enumerate(ranges, start=self._pieces)
@@ -254,12 +244,12 @@ class SampleStream:
         counts.faults += 1
         if ids:  # sound, but over length
             counts.over_length += 1
-            counts.tokens += ids
+            counts.ids += ids
             counts.targets += slots
-            counts.lost_tokens += slots
+            counts.lost_targets += slots
         if order.faults > setting.skip_budget:
             budget = f"skip_budget of {setting.skip_budget} is used up" if setting.skip_budget else "skip_budget is 0"
-            raise SourceError(f"{fault} (source {setting.plan.name!r}: {budget})")
+            raise SourceError(f"{fault} (source {setting.order.name!r}: {budget})")
 
     def _cut(self, source: int, whole: Range, slots: int, overlap: int, lengths: Sequence[int]) -> list[Range]:
         """What is kept of a sample of so many slots."""
@@ -268,12 +258,12 @@ class SampleStream:
         # Later cuts do not count: they may come long after the draw, which is to be marked the same then.
         self._since_mark += max(len(ranges) - 1, 0)
         counts.samples += 1
-        counts.tokens += slots + overlap
+        counts.ids += slots + overlap
         counts.targets += slots
         counts.over_length += slots > lengths[0]
-        counts.lost_samples += not ranges
+        counts.dropped_samples += not ranges
         ranges = cut_again(policy, ranges, lengths[1:], overlap)
-        counts.lost_tokens += slots - sum(b - a - overlap for a, b in ranges)
+        counts.lost_targets += slots - sum(b - a - overlap for a, b in ranges)
         return ranges
 
     # What is packed ----------------------------------------------------------------------------------
@@ -282,7 +272,7 @@ class SampleStream:
         """So many targets of a source are in micro-batches now."""
         self._counts[source].packed += slots
 
-    def settle(self, numbers: Iterable[int]) -> None:
+    def mark_packed(self, numbers: Iterable[int]) -> None:
         """These pieces are packed: they need not be drawn again."""
         packed, base = self._packed, self._marks[0].pieces
         for number in numbers:
@@ -298,29 +288,29 @@ class SampleStream:
             marks.popleft()
         del self._packed[: marks[0].pieces - base]
         since = max(self._pieces - marks[0].pieces, self._draws - marks[0].draws)
-        self.crowded = since + self._mark_every > PIECES_LIMIT
+        self.at_snapshot_limit = since + self._mark_every > PIECES_LIMIT
 
-    def place(self) -> StreamPlace:
+    def cursor(self) -> StreamCursor:
         """Where to resume from, now."""
         mark = self._marks[0]
-        eras = self._eras.between(mark.draws, self._draws)
+        cut_lengths = self._cut_lengths.between(mark.draws, self._draws)
         packed = np.frombuffer(bytes(self._packed), np.uint8)
-        return StreamPlace(mark.at.order(), eras, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
+        return StreamCursor(mark.at.order(), cut_lengths, packed, (self._checksum - mark.checksum) & CHECKSUM_MASK)
 
-    def resume(self, place: StreamPlace) -> list[Piece]:
+    def resume(self, cursor: StreamCursor) -> list[Piece]:
         """Go to a place; returns the pending pieces, in arrival order, none longer than ``seq_length``.
 
         Raises ``ProtocolError`` where the place is not one of our data, ``ContractError`` where it cannot be
         gone on from with this ``seq_length``.
         """
-        check_offsets(self._settings, place.order)
-        self._begin(place.order.clone())
+        check_offsets(self._settings, cursor.order)
+        self._begin(cursor.order.clone())
         try:
-            draws = self._draw_again(place)
+            draws = self._draw_again(cursor)
         except SourceError as error:
             raise ProtocolError(f"snapshot: the data it points to is not there: {error}") from error
-        self._packed[:] = place.packed.tobytes()
-        if self._eras.slots != self._seq_length:
+        self._packed[:] = cursor.packed.tobytes()
+        if self._cut_lengths.slots != self._seq_length:
             draws = self._cut_anew(draws)
         pieces = list(chain.from_iterable(draws))
         pending = [piece for piece in pieces if not self._packed[piece.number]]
@@ -332,27 +322,27 @@ class SampleStream:
         self._pass_marks()
         return [piece for piece in pending if piece.slots <= self._seq_length]
 
-    def _draw_again(self, place: StreamPlace) -> list[list[Piece]]:
+    def _draw_again(self, cursor: StreamCursor) -> list[list[Piece]]:
         """All that was drawn since the place, by draws."""
         for blocks in self._open:
             blocks.check()
-        if place.eras:
-            self._eras = Eras.after(place.eras)
+        if cursor.cut_lengths:
+            self._cut_lengths = CutLengthHistory.after(cursor.cut_lengths)
         draws: list[list[Piece]] = []
-        lengths = [era.slots for era in place.eras]
-        for number, era in enumerate(place.eras):
-            for _ in range(era.draws):
+        lengths = [cut.slots for cut in cursor.cut_lengths]
+        for number, cut in enumerate(cursor.cut_lengths):
+            for _ in range(cut.draws):
                 drawn = self._draw(lengths[number:])
-                if drawn is None or self._pieces > len(place.packed):
+                if drawn is None or self._pieces > len(cursor.packed):
                     raise SourceError(DIFFERENT)
                 draws.append(drawn)
-        if self._pieces != len(place.packed) or self._checksum & CHECKSUM_MASK != place.checksum:
+        if self._pieces != len(cursor.packed) or self._checksum & CHECKSUM_MASK != cursor.checksum:
             raise SourceError(DIFFERENT)
         return draws
 
     def _cut_anew(self, draws: Sequence[list[Piece]]) -> list[list[Piece]]:
         """A new era begins: cut all that was drawn at this stream's length too. Nothing is settled yet."""
-        self._eras.begin(self._draws, self._seq_length)
+        self._cut_lengths.begin(self._draws, self._seq_length)
         anew, packed, before = list[list[Piece]](), bytearray(), [0]
         for drawn in draws:
             pieces: list[Piece] = []
@@ -375,7 +365,7 @@ class SampleStream:
         """What is kept of a piece at this stream's length, numbered from ``first`` on."""
         setting, overlap = self._settings[piece.source], piece.end - piece.begin - piece.slots
         ranges = cut_again(setting.over_length, [(piece.begin, piece.end)], [self._seq_length], overlap)
-        self._counts[piece.source].lost_tokens += piece.slots - sum(end - begin - overlap for begin, end in ranges)
+        self._counts[piece.source].lost_targets += piece.slots - sum(end - begin - overlap for begin, end in ranges)
         return [
             piece._replace(number=number, begin=begin, end=end, slots=end - begin - overlap)
             for number, (begin, end) in enumerate(ranges, start=first)
@@ -387,9 +377,9 @@ class SampleStream:
         counts = self._counts[piece.source]
         self._packed[piece.number] = 1
         counts.over_length += 1
-        counts.lost_tokens += piece.slots
+        counts.lost_targets += piece.slots
         if setting.over_length is OverLength.DROP:
-            counts.lost_samples += 1
+            counts.dropped_samples += 1
             return
         counts.faults += 1
         for order in (self.order, *(mark.at.start for mark in self._marks)):

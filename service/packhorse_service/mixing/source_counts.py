@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from packhorse_service.loading.block import BlockRequest
 
-__all__ = ["Progress", "SourceCounts", "describe_counts"]
+__all__ = ["PipelineProgress", "SourceCounts", "describe_counts"]
 
 
 @dataclass(slots=True)
@@ -25,36 +25,36 @@ class SourceCounts:
     """
 
     samples: int = 0  # drawn, with the lost and the faulty ones
-    tokens: int = 0
+    ids: int = 0  # as stored
     targets: int = 0
     packed: int = 0  # targets in micro-batches, those of steps made ahead included
     over_length: int = 0  # samples
-    lost_samples: int = 0  # dropped as a whole for their length
-    lost_tokens: int = 0  # dropped or cut off
-    left_over: int = 0  # targets of an incomplete last step that was dropped
+    dropped_samples: int = 0  # dropped as a whole for their length
+    lost_targets: int = 0  # dropped or cut off
+    dropped_remainder: int = 0  # targets of an incomplete last step that was dropped
     faults: int = 0  # samples skipped
 
     @property
     def pending(self) -> int:
         """Targets that wait to be packed."""
-        return self.targets - self.packed - self.lost_tokens - self.left_over
+        return self.targets - self.packed - self.lost_targets - self.dropped_remainder
 
 
-class Progress(NamedTuple):
+class PipelineProgress(NamedTuple):
     """Of a pipeline that runs."""
 
     counts: Mapping[str, SourceCounts]
     epochs: Sequence[tuple[int, int]]  # of each source: the epoch, and how many of its shards were opened
     loading: int  # blocks under way
-    waits_for: BlockRequest | None  # the block without which nothing goes on
+    waiting_for: BlockRequest | None  # the block without which nothing goes on
 
 
 def describe_counts(counts: Mapping[str, SourceCounts]) -> Iterator[str]:
     """A line for each source."""
     for name, of_source in counts.items():
         yield (
-            f"source {name!r}: {of_source.samples} samples of {of_source.tokens} ids; of {of_source.targets} targets "
-            f"{of_source.packed} packed, {of_source.lost_tokens} lost, {of_source.left_over} left over, "
+            f"source {name!r}: {of_source.samples} samples of {of_source.ids} ids; of {of_source.targets} targets "
+            f"{of_source.packed} packed, {of_source.lost_targets} lost, {of_source.dropped_remainder} left over, "
             f"{of_source.pending} pending; {of_source.over_length} samples over length, "
-            f"{of_source.lost_samples} lost, {of_source.faults} skipped"
+            f"{of_source.dropped_samples} lost, {of_source.faults} skipped"
         )

@@ -13,7 +13,7 @@ from typing import Any
 from packhorse import __version__
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
-from packhorse_service.mixing.source_counts import Progress, SourceCounts
+from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.monitoring.pack_preview import NO_PREVIEW, StepPreview, preview_of
 from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
 from packhorse_service.monitoring.status import (
@@ -158,11 +158,11 @@ def _stream_status(watched: _WatchedStream, constant: dict[str, Constants], now:
     return status
 
 
-def _block(progress: Progress | None) -> str:
+def _block(progress: PipelineProgress | None) -> str:
     """The block that the producer waits for, for people."""
-    if progress is None or progress.waits_for is None:
+    if progress is None or progress.waiting_for is None:
         return ""
-    waits_for = progress.waits_for
+    waits_for = progress.waiting_for
     return f"shard {waits_for.shard.name!r} of source {waits_for.source!r}, from byte {waits_for.offset:,}"
 
 
@@ -240,10 +240,10 @@ def _number(position: Position, each: int) -> int:
     return position.step * each + position.index
 
 
-def _source_statuses(producer: Producer, progress: Progress | None) -> Iterator[SourceStatus]:
-    plans = [setting.plan for setting in producer.plan.sources]
+def _source_statuses(producer: Producer, progress: PipelineProgress | None) -> Iterator[SourceStatus]:
+    plans = [source.order for source in producer.plan.sources]
     counts = progress.counts if progress else {}
-    drawn = sum(of_source.tokens for of_source in counts.values()) or 1
+    drawn = sum(of_source.ids for of_source in counts.values()) or 1
     weights = sum(plan.weight for plan in plans)
     epochs = progress.epochs if progress else [(0, 0)] * len(plans)
     for plan, (epoch, opened) in zip(plans, epochs, strict=True):
@@ -251,13 +251,13 @@ def _source_statuses(producer: Producer, progress: Progress | None) -> Iterator[
         yield SourceStatus(
             name=plan.name,
             samples=of_source.samples,
-            tokens=of_source.tokens,
+            tokens=of_source.ids,
             packed=of_source.packed,
             pending=of_source.pending,
             skipped=of_source.faults,
-            lost_samples=of_source.lost_samples,
-            lost_tokens=of_source.lost_tokens,
-            share=round(of_source.tokens / drawn, 4),
+            lost_samples=of_source.dropped_samples,
+            lost_tokens=of_source.lost_targets,
+            share=round(of_source.ids / drawn, 4),
             weight=round(plan.weight / weights, 4),
             epoch=epoch,
             epochs=plan.epochs,
@@ -265,7 +265,7 @@ def _source_statuses(producer: Producer, progress: Progress | None) -> Iterator[
         )
 
 
-def _loader_status(producer: Producer, progress: Progress | None, past: _StreamHistory) -> LoaderStatus:
+def _loader_status(producer: Producer, progress: PipelineProgress | None, past: _StreamHistory) -> LoaderStatus:
     waits_for = _block(progress)
     if producer.workers:
         busy = min(progress.loading if progress else 0, producer.workers) / producer.workers

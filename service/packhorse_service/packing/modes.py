@@ -22,8 +22,8 @@ from typing import NamedTuple, Protocol
 
 from packhorse.contract.batch_contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
-from packhorse_service.mixing.over_length import NEVER
-from packhorse_service.mixing.prefetched_run import Piece, Wanted
+from packhorse_service.mixing.over_length import UNLIMITED
+from packhorse_service.mixing.prefetched_run import Demand, Piece
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingPlan
@@ -76,7 +76,7 @@ class MicroBatcher(Protocol):
         """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Demand:
         """How much must be added until no more is wanted."""
 
     @property
@@ -112,8 +112,8 @@ class Online:
         return self._packer.wants_more
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(units=self._packer.plan.lookahead - self._packer.units, multiple=self._multiple)
+    def wanted(self) -> Demand:
+        return Demand(units=self._packer.plan.lookahead - self._packer.units, multiple=self._multiple)
 
     @property
     def consumed(self) -> int:
@@ -153,8 +153,8 @@ class InBatch:
         return len(self._pending) < self._size
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(pieces=self._size - len(self._pending))
+    def wanted(self) -> Demand:
+        return Demand(pieces=self._size - len(self._pending))
 
     def add(self, pieces: Sequence[Piece]) -> None:
         self._pending.extend(pieces)
@@ -186,9 +186,9 @@ class ConcatIsolated:
         return self._slots < self._width and not enough
 
     @property
-    def wanted(self) -> Wanted:
-        pieces = NEVER if self._max_segments is None else self._max_segments - len(self._pending)
-        return Wanted(pieces, -(-(self._width - self._slots) // self._multiple), self._multiple)
+    def wanted(self) -> Demand:
+        pieces = UNLIMITED if self._max_segments is None else self._max_segments - len(self._pending)
+        return Demand(pieces, -(-(self._width - self._slots) // self._multiple), self._multiple)
 
     def _aligned(self, slots: int) -> int:
         return -(-slots // self._multiple) * self._multiple
@@ -240,8 +240,8 @@ class ConcatContinuous:
         return self._ids < self._width * self._rows + 1
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(units=self._width * self._rows + 1 - self._ids)  # joined: a slot for every id
+    def wanted(self) -> Demand:
+        return Demand(units=self._width * self._rows + 1 - self._ids)  # joined: a slot for every id
 
     def add(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

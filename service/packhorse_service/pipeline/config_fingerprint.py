@@ -13,7 +13,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.loading.decode import DecodingSpec
 from packhorse_service.loading.tokenizer import Tokenizer
-from packhorse_service.mixing.open_blocks import SourceSetting
+from packhorse_service.mixing.open_blocks import SourcePlan
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel
 from packhorse_service.snapshot.fingerprint import StreamFingerprint
@@ -24,7 +24,7 @@ __all__ = ["fingerprint_config"]
 def fingerprint_config(
     config: ServeConfig,
     tokenizer: Tokenizer | None,
-    settings: tuple[SourceSetting, ...],
+    settings: tuple[SourcePlan, ...],
     decoding: Mapping[str, DecodingSpec],
     packing: PackingPlan,
     cost: CostModel,
@@ -35,9 +35,9 @@ def fingerprint_config(
     sample_parts = {
         "blocks": [[d.name, d.block_bytes] for d in decoding.values()],
         "date": config.date,
-        "manifest": [[s.plan.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
-        "mixture": [[[s.plan.weight, s.plan.epochs] for s in settings], config.mixing.model_dump()],
-        "order": [asdict(replace(s.plan, weight=1, epochs=1)) for s in settings],
+        "manifest": [[s.order.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
+        "mixture": [[[s.order.weight, s.order.epochs] for s in settings], config.mixing.model_dump()],
+        "order": [asdict(replace(s.order, weight=1, epochs=1)) for s in settings],
         "over_length": [[s.over_length, s.skip_budget] for s in settings],
         "rendering": [[d.name, d.format, d.chat_template] for d in decoding.values()],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packhorse_service.mixing.open_blocks import SourceSetting
+from packhorse_service.mixing.open_blocks import SourcePlan
 from packhorse_service.packing.modes import PackedMicroBatch
 from packhorse_service.text.formatting import NAMES_SHOWN, and_more
 
@@ -18,7 +18,7 @@ class Provenance:
         self,
         micro_batches: Sequence[PackedMicroBatch],
         ranks: Sequence[Sequence[int]],
-        sources: Sequence[SourceSetting],
+        sources: Sequence[SourcePlan],
     ) -> None:
         self._count = [len(each.pieces) for each in micro_batches]
         self._named = [
@@ -36,7 +36,7 @@ class Provenance:
             by_shard.setdefault((source, shard), []).append(repr(keys[sample] if keys else sample))
         named = [
             f"samples {', '.join(keys)} of shard {self._sources[source].shards[shard].name!r} of source "
-            f"{self._sources[source].plan.name!r}"
+            f"{self._sources[source].order.name!r}"
             for (source, shard), keys in by_shard.items()
         ]
         more = [and_more(self._count[number] - NAMES_SHOWN, "samples")] if self._count[number] > NAMES_SHOWN else []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from packhorse.errors import ContractError
-from packhorse_service.mixing.sample_stream import StreamPlace
+from packhorse_service.mixing.replay_log import StreamCursor
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.planning.balance_window import WindowPlan
 from packhorse_service.snapshot.codec import PackShape, StreamSnapshot
@@ -44,13 +44,13 @@ def adapt_snapshot(snapshot: StreamSnapshot, unit: ConsumedUnit) -> StreamSnapsh
             f"and {', '.join(snapshot.changed)} may not change there; resume from step {step} or "
             f"{step + window.steps}, where windows meet"
         )
-    order = snapshot.place.order.clone()
+    order = snapshot.cursor.order.clone()
     for source in order.sources:
         for shard in source.open:
             shard.checksum = 0  # its samples may be others
     if "mixture" in snapshot.changed:
-        order.stand_equal()
-    return snapshot._replace(place=StreamPlace(order, (), np.empty(0, np.uint8)), consumed=0)
+        order.reset_shares()
+    return snapshot._replace(cursor=StreamCursor(order, (), np.empty(0, np.uint8)), consumed=0)
 
 
 def resume_warnings(snapshot: StreamSnapshot, shape: PackShape, plan: WindowPlan) -> Iterator[str]:
@@ -59,7 +59,7 @@ def resume_warnings(snapshot: StreamSnapshot, shape: PackShape, plan: WindowPlan
     for part in snapshot.changed:
         yield f"from step {step} on {part} differs from the checkpoint's, as allowed: {RESUMABLE_CHANGES[part]}"
     if snapshot.changed and not RESETS_SOURCES.intersection(snapshot.changed):
-        drawn = sum(era.draws for era in snapshot.place.eras)
+        drawn = sum(cut.draws for cut in snapshot.cursor.cut_lengths)
         yield (
             f"the {drawn} samples drawn last before step {step}, all that wait among them, are drawn again: "
             "those that were packed are delivered twice, and none is lost"

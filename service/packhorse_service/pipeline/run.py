@@ -38,10 +38,10 @@ from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
-from packhorse_service.mixing.open_blocks import SourceSetting, slow_shards
-from packhorse_service.mixing.order import Mixing, SourcePlan, integer_weights
+from packhorse_service.mixing.open_blocks import SourcePlan, compressed_shard_warnings
+from packhorse_service.mixing.order import Mixing, SourceOrderPlan, integer_weights
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
-from packhorse_service.mixing.source_counts import Progress, SourceCounts
+from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.modes import PackedMicroBatch, micro_batcher_for
 from packhorse_service.packing.packer import packing_plan
@@ -83,7 +83,7 @@ class StreamPlan:
     name: str
     layout: ParallelLayout
     contract: ResolvedContract
-    sources: tuple[SourceSetting, ...]
+    sources: tuple[SourcePlan, ...]
     mixing: Mixing
     decoding: Mapping[str, DecodingSpec]
     packing: PackingPlan
@@ -141,7 +141,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
         window=window_plan(config.packing.window, contract, packing, cost, config.seed),
         fingerprint=fingerprint_config(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         allow_changes=frozenset(config.resume.allow_changes),
-        warnings=(*map(str, broken), *slow_shards(settings)),
+        warnings=(*map(str, broken), *compressed_shard_warnings(settings)),
         with_keys=config.keys,
         passes=name != TRAIN,
     )
@@ -190,12 +190,12 @@ def _check_snapshot_size(config: ServeConfig) -> None:
         )
 
 
-def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourceSetting:
+def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourcePlan:
     try:
         shards = expand_shards(source.shards, base)
     except SourceError as error:
         raise SourceError(f"sources.{name}.shards: {error}") from error
-    plan = SourcePlan(
+    order = SourceOrderPlan(
         name=name,
         shards=len(shards),
         weight=weight,
@@ -204,7 +204,7 @@ def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, 
         shuffle=source.shuffle,
         seed=config.seed,
     )
-    return SourceSetting(plan=plan, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
+    return SourcePlan(order=order, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
 
 
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:
@@ -261,10 +261,12 @@ class Pipeline:
     def __init__(self, plan: StreamPlan, engine: Engine, observer: PipelineObserver | None = None) -> None:
         self.plan = plan
         self._observer = observer
-        joined = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
+        concatenated = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
         self._blocks = BlockStore(engine)
-        self._stream = SampleStream(plan.sources, self._blocks, cut_length(plan), plan.mixing, joined=joined)
-        self._stream.watch = None if observer is None else observer.drawn
+        self._stream = SampleStream(
+            plan.sources, self._blocks, cut_length(plan), plan.mixing, concatenated=concatenated
+        )
+        self._stream.on_drawn = None if observer is None else observer.drawn
         self._window = BalanceWindow(plan.window, self._next_micro_batch, self._snapshot)
         self.step = 0  # the next to make
         self._fresh()
@@ -279,10 +281,10 @@ class Pipeline:
         return self._stream.counts
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> PipelineProgress:
         """Where it stands, for those who watch from another thread: numbers that may be a draw apart."""
         epochs = [(order.epoch, order.opened) for order in self._stream.order.sources]
-        return Progress(self.counts, epochs, self._blocks.under_way, self._blocks.waits_for)
+        return PipelineProgress(self.counts, epochs, self._blocks.loading, self._blocks.waiting_for)
 
     def next_step(self) -> FramedStep | None:
         """Make one whole step; ``None`` at the end of a finite stream."""
@@ -309,8 +311,8 @@ class Pipeline:
         """Of the stream as it stands now, before ``step``."""
         contract, micro_batcher = self.plan.contract, self._micro_batcher
         shape = PackShape(contract.seq_length, contract.segment_multiple)
-        place, window = self._stream.place(), self.plan.window.position()
-        snapshot = StreamSnapshot(step, place, micro_batcher.consumed_unit, micro_batcher.consumed, shape, window)
+        cursor, window = self._stream.cursor(), self.plan.window.position()
+        snapshot = StreamSnapshot(step, cursor, micro_batcher.consumed_unit, micro_batcher.consumed, shape, window)
         return encode_snapshot(snapshot, self.plan.fingerprint)
 
     def _framed(self, planned: PlannedStep) -> FramedStep:
@@ -326,7 +328,7 @@ class Pipeline:
     def _next_micro_batch(self) -> PackedMicroBatch | None:
         """The next micro-batch; ``None`` at the end."""
         stream, micro_batcher = self._stream, self._micro_batcher
-        while micro_batcher.wants_more and not self._exhausted and not stream.crowded:
+        while micro_batcher.wants_more and not self._exhausted and not stream.at_snapshot_limit:
             pieces = stream.draw(micro_batcher.wanted)
             if pieces is None:
                 self._exhausted = True
@@ -336,7 +338,7 @@ class Pipeline:
         micro_batch = micro_batcher.next()
         if micro_batch is None:
             return None
-        self._stream.settle(micro_batch.finished)
+        self._stream.mark_packed(micro_batch.finished)
         for source, slots in micro_batch.slots_by_source().items():
             stream.count_packed(source, slots)
         if self._observer is not None:
@@ -344,20 +346,20 @@ class Pipeline:
         return micro_batch
 
     def _counts_of(self, source: int) -> SourceCounts:
-        return self._stream.counts[self.plan.sources[source].plan.name]
+        return self._stream.counts[self.plan.sources[source].order.name]
 
     def _leave_over(self, micro_batches: Sequence[PackedMicroBatch]) -> None:
         """An incomplete last step is not made: what it was packed with is lost."""
         for source, slots in chain.from_iterable(each.slots_by_source().items() for each in micro_batches):
             self._counts_of(source).packed -= slots
-            self._counts_of(source).left_over += slots
+            self._counts_of(source).dropped_remainder += slots
 
     def _keys(self, micro_batch: PackedMicroBatch) -> tuple[SampleKey, ...]:
         if not self.plan.with_keys:
             return ()
         sources = self.plan.sources
         return tuple(
-            (sources[p.source].plan.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample])
+            (sources[p.source].order.name, sources[p.source].shards[p.shard].name, p.block.keys[p.sample])
             for p in micro_batch.pieces
         )
 
@@ -386,7 +388,7 @@ class Pipeline:
         self._window.begin(taken.step, taken.window)
         self._fresh()
         self.step = taken.step + taken.window.offset
-        pending = self._stream.resume(taken.place)
+        pending = self._stream.resume(taken.cursor)
         self._micro_batcher.resume(pending, taken.consumed)
         if pending and taken.consumed_unit is not ConsumedUnit.LOOKAHEAD:
             self._counts_of(pending[0].source).packed += taken.consumed

@@ -41,7 +41,7 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
             if steps is not None and collector.steps >= steps and collector.whole:
                 collector.complete = False
                 break
-        collector.skipped = [pipeline.counts[setting.plan.name].faults for setting in plan.sources]
+        collector.skipped = [pipeline.counts[setting.order.name].faults for setting in plan.sources]
         return collector
     finally:
         engine.close()
@@ -79,7 +79,7 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
         limit=cut_length(plan),
         sources=tuple(
             PlannedSource(
-                name, setting.plan.weight, source.over_length, source.skip_budget, f"sources.{name}.over_length"
+                name, setting.order.weight, source.over_length, source.skip_budget, f"sources.{name}.over_length"
             )
             for (name, source), setting in zip(config.sources.items(), plan.sources, strict=True)
         ),

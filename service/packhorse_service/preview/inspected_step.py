@@ -115,7 +115,7 @@ def _placed(planned: PlannedStep, plan: StreamPlan) -> InspectedStep:
         for rank, of_rank in enumerate(planned.ranks)
         for index, number in enumerate(of_rank)
     )
-    sources = tuple(setting.plan.name for setting in plan.sources)
+    sources = tuple(setting.order.name for setting in plan.sources)
     return InspectedStep(planned.step, str(plan.contract.packing), plan.layout.data, sources, placed)
 
 
@@ -142,7 +142,7 @@ def _samples(segment: Segment, plan: StreamPlan, row: int, start: int, physical:
     for place, piece in enumerate(filled, start=1):
         setting, first = plan.sources[piece.source], int(piece.block.offsets[piece.sample])
         yield PlacedSample(
-            source=setting.plan.name,
+            source=setting.order.name,
             shard=setting.shards[piece.shard].name,
             key=piece.block.keys[piece.sample],
             begin=piece.begin - first,

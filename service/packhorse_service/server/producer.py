@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from packhorse.errors import ContractError, PackhorseError, ProtocolError
 from packhorse_service.framing import FramedStep
 from packhorse_service.loading.engine import Engine
-from packhorse_service.mixing.source_counts import Progress, SourceCounts
+from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
 from packhorse_service.protocol.effects import Make, Restore
 
@@ -74,7 +74,7 @@ class Producer(threading.Thread):
         return self._engine.restarts
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> PipelineProgress | None:
         """Where the pipeline stands; nothing where nobody asked."""
         return None if self._pipeline is None else self._pipeline.progress
 

@@ -1,9 +1,9 @@
 """The resumable state of a stream before a step, in a fixed binary layout.
 
-    magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | eras u8 | sources u16 | pieces u32 | used u64
+    magic "PHSNAP", version u16 | step u64 | kind of ``used`` u8 | cut lengths u8 | sources u16 | pieces u32 | used u64
     | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
     | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
-    | digest of the packing settings 8 bytes | each era: draws u32, slots u32 | fingerprint: 8 bytes a part
+    | digest of the packing settings 8 bytes | each cut length: draws u32, slots u32 | fingerprint: 8 bytes a part
     | each source's place (``mixing``) | one bit a piece: packed
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
@@ -21,9 +21,10 @@ import numpy as np
 
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.rows.payload import bits, from_bits
-from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, Order, SourceOrder
-from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
-from packhorse_service.mixing.sample_stream import PIECES_LIMIT, StreamPlace
+from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, OrderCursor, SourceCursor
+from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
+from packhorse_service.mixing.replay_log import StreamCursor
+from packhorse_service.mixing.sample_stream import PIECES_LIMIT
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.fingerprint import RESETS_SOURCES, StreamFingerprint
@@ -45,7 +46,7 @@ STEP_LIMIT = 1 << 62  # as on the wire
 FINGERPRINT_BYTES = 64
 HEAD = struct.Struct("<6sHQBBHIQIII")
 WINDOW = struct.Struct("<HHHI8s")
-ERA = struct.Struct("<II")
+CUT_LENGTH = struct.Struct("<II")
 
 
 class PackShape(NamedTuple):
@@ -59,7 +60,7 @@ class StreamSnapshot(NamedTuple):
     """The stream before ``step``, and before the ``window.offset`` steps behind it that were delivered already."""
 
     step: int
-    place: StreamPlace
+    cursor: StreamCursor
     consumed_unit: ConsumedUnit
     consumed: int
     shape: PackShape
@@ -69,17 +70,26 @@ class StreamSnapshot(NamedTuple):
 
 def snapshot_bound(sources: int, open_shards: int) -> int:
     """Bytes that a snapshot may need: of the order, and of the bits of all that can be drawn ahead."""
-    head = HEAD.size + WINDOW.size + FINGERPRINT_BYTES + ERAS_LIMIT * ERA.size
+    head = HEAD.size + WINDOW.size + FINGERPRINT_BYTES + CUT_LENGTHS_LIMIT * CUT_LENGTH.size
     return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + PIECES_LIMIT // 8
 
 
 def encode_snapshot(snapshot: StreamSnapshot, fingerprint: StreamFingerprint) -> bytes:
     """A few hundred bytes: the order, and one bit for each piece drawn since."""
-    step, (order, eras, packed, checksum), consumed_unit, consumed, shape, window, _ = snapshot
+    step, (order, cut_lengths, packed, checksum), consumed_unit, consumed, shape, window, _ = snapshot
     head = HEAD.pack(
-        MAGIC, VERSION, step, consumed_unit, len(eras), len(order.sources), len(packed), consumed, *shape, checksum
+        MAGIC,
+        VERSION,
+        step,
+        consumed_unit,
+        len(cut_lengths),
+        len(order.sources),
+        len(packed),
+        consumed,
+        *shape,
+        checksum,
     )
-    cuts = b"".join(ERA.pack(draws, 0 if slots == NEVER else slots) for draws, slots in eras)
+    cuts = b"".join(CUT_LENGTH.pack(draws, 0 if slots == UNLIMITED else slots) for draws, slots in cut_lengths)
     data = b"".join(
         (head, WINDOW.pack(*window), cuts, fingerprint.encoded_parts(), order.encode(), bits(packed).tobytes())
     )
@@ -97,7 +107,7 @@ def at_window_offset(beginning: bytes, window: WindowPosition) -> bytes:
 
 
 def decode_snapshot(
-    data: bytes, fingerprint: StreamFingerprint, first: Order, allowed: Collection[str] = ()
+    data: bytes, fingerprint: StreamFingerprint, first: OrderCursor, allowed: Collection[str] = ()
 ) -> StreamSnapshot:
     """Read a snapshot of this very stream, or of one that differs as ``allowed`` says; ``first`` gives its sources.
 
@@ -106,37 +116,39 @@ def decode_snapshot(
     least = HEAD.size + WINDOW.size
     if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
-    magic, version, step, consumed_unit, eras, sources, pieces, consumed, *shape, checksum = HEAD.unpack_from(data)
+    magic, version, step, consumed_unit, cut_lengths, sources, pieces, consumed, *shape, checksum = HEAD.unpack_from(
+        data
+    )
     if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or consumed_unit not in set(ConsumedUnit):
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
     window = WindowPosition(*WINDOW.unpack_from(data, HEAD.size))
     if not window.possible:
         raise ProtocolError(f"snapshot: {window.offset} steps into a window of {window.steps} of {window.window} steps")
-    cuts, rest = _eras(memoryview(data)[least:], eras)
+    cuts, rest = _cut_lengths(memoryview(data)[least:], cut_lengths)
     parts, rest = rest[: len(fingerprint.encoded_parts())], rest[len(fingerprint.encoded_parts()) :]
     changed = fingerprint.changed(bytes(parts), allowed)
     if RESETS_SOURCES.intersection(changed):
-        begun = StreamPlace(first, cuts, np.empty(0, np.uint8))
+        begun = StreamCursor(first, cuts, np.empty(0, np.uint8))
         return StreamSnapshot(step, begun, ConsumedUnit(consumed_unit), consumed, PackShape(*shape), window, changed)
     if sources != len(first.sources):
         raise ProtocolError(f"snapshot: of {sources} sources, here are {len(first.sources)}")
-    places = []
+    cursors = []
     for source in first.sources:
-        place, rest = SourceOrder.decode(source.plan, rest, epochs_changed="mixture" in changed)
-        places.append(place)
+        cursor, rest = SourceCursor.decode(source.plan, rest, epochs_changed="mixture" in changed)
+        cursors.append(cursor)
     if len(rest) != math.ceil(pieces / 8):
         raise ProtocolError(f"snapshot: {len(rest)} bytes of bits for {pieces} pieces")
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
-    here = StreamPlace(Order(places, first.mixing), cuts, packed, checksum)
+    here = StreamCursor(OrderCursor(cursors, first.mixing), cuts, packed, checksum)
     return StreamSnapshot(step, here, ConsumedUnit(consumed_unit), consumed, PackShape(*shape), window, changed)
 
 
-def _eras(data: memoryview, count: int) -> tuple[list[Era], memoryview]:
-    size = count * ERA.size
-    if not 1 <= count <= ERAS_LIMIT or len(data) < size:
-        raise ProtocolError(f"snapshot: {count} eras, must be 1 … {ERAS_LIMIT}")
-    eras = [Era(draws, slots or NEVER) for draws, slots in ERA.iter_unpack(data[:size])]
-    draws = sum(era.draws for era in eras)
+def _cut_lengths(data: memoryview, count: int) -> tuple[list[CutLength], memoryview]:
+    size = count * CUT_LENGTH.size
+    if not 1 <= count <= CUT_LENGTHS_LIMIT or len(data) < size:
+        raise ProtocolError(f"snapshot: {count} cut lengths, must be 1 … {CUT_LENGTHS_LIMIT}")
+    cut_lengths = [CutLength(draws, slots or UNLIMITED) for draws, slots in CUT_LENGTH.iter_unpack(data[:size])]
+    draws = sum(cut.draws for cut in cut_lengths)
     if draws > PIECES_LIMIT:
         raise ProtocolError(f"snapshot: {draws} samples drawn since its order, at most {PIECES_LIMIT}")
-    return eras, data[size:]
+    return cut_lengths, data[size:]

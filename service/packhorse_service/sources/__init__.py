@@ -1,7 +1,7 @@
 """From a shard on disk to what its samples hold. Read in the order of the path:
 
 1. ``shards``     patterns → ``Shard``s, and a shard → a stream of bytes
-2. ``tar``        a stream, from an offset → ``Member``s
+2. ``tar``        a stream, from an offset → ``TarMember``s
 3. ``samples``    members → ``Sample``s, one for each key
 4. ``formats``    a sample → text, a ``Conversation`` (``messages``) or ``TokenArrays`` (``npy``)
 5. ``rendering``  a conversation → text and the spans of it that are trained on

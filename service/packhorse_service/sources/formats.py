@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from packhorse_service.sources.messages import Conversation, parse_conversation
 from packhorse_service.sources.npy import join_arrays, load_array
-from packhorse_service.sources.tar.columnar import UniformSamples
+from packhorse_service.sources.tar.columnar import ColumnarSamples
 from packhorse_service.sources.tar.grouping import BadSample, Sample, content_of
-from packhorse_service.sources.tar.reader import Member
+from packhorse_service.sources.tar.reader import TarMember
 
-__all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_uniform"]
+__all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_columnar"]
 
 
 class SampleFormat(StrEnum):
@@ -71,7 +71,7 @@ def decode(sample: Sample, sample_format: SampleFormat) -> Content:
     return decoder(sample)
 
 
-def decode_uniform(samples: UniformSamples) -> TokenColumns | None:
+def decode_columnar(samples: ColumnarSamples) -> TokenColumns | None:
     """Return all ids of ``samples``; ``None`` unless ``decode`` finds ``TokenArrays`` in each, of the same dtypes."""
     known = (*IDS, LOSS_MASK, LABELS)
     joined = {
@@ -134,7 +134,7 @@ def _decode_tokens(sample: Sample) -> TokenArrays:
     )
 
 
-def _utf8(member: Member) -> str:
+def _utf8(member: TarMember) -> str:
     try:
         return content_of(member).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -143,14 +143,14 @@ def _utf8(member: Member) -> str:
         ) from error
 
 
-def _integers(member: Member, what: str) -> npt.NDArray[Any]:
+def _integers(member: TarMember, what: str) -> npt.NDArray[Any]:
     values = load_array(member)
     if values.dtype.kind not in "iu":
         raise BadSample(f"its dtype is {values.dtype}; {what} must be integers", member)
     return values
 
 
-def _zeros_and_ones(member: Member) -> npt.NDArray[Any]:
+def _zeros_and_ones(member: TarMember) -> npt.NDArray[Any]:
     """Return a loss mask. Integers are checked later, for a whole block at once; floats are rare and checked here."""
     mask = load_array(member)
     if mask.dtype.kind != "f":
@@ -163,7 +163,7 @@ def _zeros_and_ones(member: Member) -> npt.NDArray[Any]:
     return mask.astype(np.uint8)
 
 
-def _same_length(values: npt.NDArray[Any], ids: npt.NDArray[Any], member: Member) -> npt.NDArray[Any]:
+def _same_length(values: npt.NDArray[Any], ids: npt.NDArray[Any], member: TarMember) -> npt.NDArray[Any]:
     if len(values) != len(ids):
         raise BadSample(f"it has {len(values)} values and the sample has {len(ids)} ids; they must be as many", member)
     return values

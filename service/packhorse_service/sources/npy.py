@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from packhorse_service.sources.tar.columnar import Column
 from packhorse_service.sources.tar.grouping import BadSample, content_of
-from packhorse_service.sources.tar.reader import BLOCK, Member
+from packhorse_service.sources.tar.reader import BLOCK, TarMember
 
-__all__ = ["Joined", "dump_array", "headers_of", "join_arrays", "load_array"]
+__all__ = ["JoinedArrays", "dump_array", "headers_of", "join_arrays", "load_array"]
 
 MAGIC = b"\x93NUMPY"
 MAGIC_BYTES = len(MAGIC) + 2  # and two bytes of version
@@ -38,7 +38,7 @@ COMMON_HEADER = re.compile(
 )
 
 
-def load_array(member: Member) -> npt.NDArray[Any]:
+def load_array(member: TarMember) -> npt.NDArray[Any]:
     """Return the one-dimensional array [n] of numbers in ``member``, in the byte order it is stored in.
 
     Raises ``BadSample`` for anything else: another shape, objects, records, Fortran order, a wrong size.
@@ -54,14 +54,14 @@ def load_array(member: Member) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype, count, start)
 
 
-class Joined(NamedTuple):
+class JoinedArrays(NamedTuple):
     """The arrays of n members, one after the other."""
 
     values: npt.NDArray[Any]  # [N] in the byte order they are stored in
     counts: npt.NDArray[np.int64]  # [n] values of each
 
 
-def join_arrays(column: Column) -> Joined | None:
+def join_arrays(column: Column) -> JoinedArrays | None:
     """Join the arrays of a column; ``None`` unless ``load_array`` finds one in each member, all with like headers."""
     stretch, starts = column.stretch, column.starts
     first = _common_header(bytes(stretch[starts[0] : starts[0] + COMMON_HEADER_BYTES]))
@@ -77,7 +77,7 @@ def join_arrays(column: Column) -> Joined | None:
         return None
     begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
     joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
-    return Joined(np.frombuffer(joined, dtype), counts)
+    return JoinedArrays(np.frombuffer(joined, dtype), counts)
 
 
 def dump_array(values: npt.NDArray[Any]) -> bytes:
@@ -87,7 +87,7 @@ def dump_array(values: npt.NDArray[Any]) -> bytes:
     return stream.getvalue()
 
 
-def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
+def _header(data: bytes, member: TarMember) -> tuple[int, np.dtype[Any], int]:
     """Return the count of values, their dtype and where they start."""
     common = _common_header(data[:COMMON_HEADER_BYTES])
     if common is not None:
@@ -108,7 +108,7 @@ def _header(data: bytes, member: Member) -> tuple[int, np.dtype[Any], int]:
     return shape[0], dtype, stream.tell()
 
 
-class _Headers(dict[int, bytes]):
+class _CommonHeaders(dict[int, bytes]):
     """The common header of so many values, which says nothing else of them. Most counts come again and again."""
 
     def __init__(self, dtype: str, size: int) -> None:
@@ -124,7 +124,7 @@ class _Headers(dict[int, bytes]):
         return header
 
 
-headers_of = lru_cache(maxsize=4)(_Headers)
+headers_of = lru_cache(maxsize=4)(_CommonHeaders)
 
 
 def _common_header(data: bytes) -> tuple[int, np.dtype[Any], int] | None:

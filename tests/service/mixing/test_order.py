@@ -20,9 +20,9 @@ from packhorse_service.mixing.order import (
     MixBy,
     Mixing,
     OnEnd,
-    Order,
-    SourceOrder,
-    SourcePlan,
+    OrderCursor,
+    SourceCursor,
+    SourceOrderPlan,
     integer_weights,
 )
 from tests.service.corpus import mutated
@@ -50,8 +50,8 @@ def plan_for(
     open_shards: int = 2,
     shuffle: bool = True,
     seed: int = 0,
-) -> SourcePlan:
-    return SourcePlan(
+) -> SourceOrderPlan:
+    return SourceOrderPlan(
         name=name,
         shards=len(data),
         weight=weight,
@@ -62,11 +62,11 @@ def plan_for(
     )
 
 
-def start(plans: Sequence[SourcePlan], by: MixBy = MixBy.TOKENS, on_end: OnEnd = OnEnd.GO_ON) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in plans], Mixing(by, on_end))
+def start(plans: Sequence[SourceOrderPlan], by: MixBy = MixBy.TOKENS, on_end: OnEnd = OnEnd.GO_ON) -> OrderCursor:
+    return OrderCursor([SourceCursor.at_start(plan) for plan in plans], Mixing(by, on_end))
 
 
-def walk(order: Order, data: Sequence[Data]) -> Iterator[Draw]:
+def walk(order: OrderCursor, data: Sequence[Data]) -> Iterator[Draw]:
     """Draw samples until the end of the mixture."""
 
     def next_ids(source: int) -> int:
@@ -82,13 +82,13 @@ def walk(order: Order, data: Sequence[Data]) -> Iterator[Draw]:
         yield draw
 
 
-def decode_order(encoded: bytes, plans: Sequence[SourcePlan], mixing: Mixing) -> Order:
+def decode_order(encoded: bytes, plans: Sequence[SourceOrderPlan], mixing: Mixing) -> OrderCursor:
     rest, places = memoryview(encoded), []
     for plan in plans:
-        place, rest = SourceOrder.decode(plan, rest)
+        place, rest = SourceCursor.decode(plan, rest)
         places.append(place)
     assert not rest
-    return Order(places, mixing)
+    return OrderCursor(places, mixing)
 
 
 def all_samples(data: Data) -> Counter[tuple[int, int]]:
@@ -162,7 +162,7 @@ def test_samples_of_a_shard_come_in_its_order(data: Data, open_shards: int) -> N
         assert of_shard == sorted(of_shard)
 
 
-def opened_in(plan: SourcePlan, epochs: int) -> list[tuple[int, ...]]:
+def opened_in(plan: SourceOrderPlan, epochs: int) -> list[tuple[int, ...]]:
     """In which order each epoch opens the shards."""
     data: Data = [[[2]]] * plan.shards
     draws = list(islice(walk(start([plan]), [data]), plan.shards * epochs))
@@ -263,16 +263,16 @@ def test_faults_are_counted_and_saved() -> None:
     for faults in (1, 0, 1):
         order.sources[0].faults += faults
         order.advance(0, 5, BlockFacts(9, None))
-    again, _ = SourceOrder.decode(plan, memoryview(order.encode()))
+    again, _ = SourceCursor.decode(plan, memoryview(order.encode()))
     assert (again.faults, again.drawn) == (2, 15)
 
 
 def test_a_place_cut_short_is_refused() -> None:
     plan = plan_for([[[2]]] * 4)
-    encoded = SourceOrder.at_start(plan).encode()
+    encoded = SourceCursor.at_start(plan).encode()
     for length in range(len(encoded)):
         with pytest.raises(ProtocolError, match="'docs'"):
-            SourceOrder.decode(plan, memoryview(encoded[:length]))
+            SourceCursor.decode(plan, memoryview(encoded[:length]))
 
 
 def test_mutated_places_are_refused_or_lie_within_the_plan() -> None:
@@ -294,29 +294,29 @@ def test_mutated_places_are_refused_or_lie_within_the_plan() -> None:
 
 def test_a_place_with_a_shard_open_twice_is_refused() -> None:
     plan = plan_for([[[2]]] * 4, open_shards=2)
-    place = SourceOrder.at_start(plan)
+    place = SourceCursor.at_start(plan)
     place.open[1].shard = place.open[0].shard
     with pytest.raises(ProtocolError):
-        SourceOrder.decode(plan, memoryview(place.encode()))
+        SourceCursor.decode(plan, memoryview(place.encode()))
 
 
 def test_a_place_with_a_shard_that_is_not_opened_yet_is_refused() -> None:
     """It would be read again when its turn comes, and the one it stands for never."""
     plan = plan_for([[[2]]] * 4, open_shards=2)
-    place = SourceOrder.at_start(plan)
+    place = SourceCursor.at_start(plan)
     unopened = ({0, 1, 2, 3} - {shard.shard for shard in place.open}).pop()
     place.open[0].shard = unopened
     with pytest.raises(ProtocolError):
-        SourceOrder.decode(plan, memoryview(place.encode()))
+        SourceCursor.decode(plan, memoryview(place.encode()))
 
 
 def test_a_place_without_open_shards_before_the_end_of_its_epochs_is_refused() -> None:
     """The source would seem to have ended, and an endless one never ends."""
     plan = plan_for([[[2]]] * 4, open_shards=2, epochs=None)
-    place = SourceOrder.at_start(plan)
+    place = SourceCursor.at_start(plan)
     place.open.clear()
     with pytest.raises(ProtocolError):
-        SourceOrder.decode(plan, memoryview(place.encode()))
+        SourceCursor.decode(plan, memoryview(place.encode()))
 
 
 def test_a_source_that_has_ended_with_a_share_drawn_is_refused() -> None:
@@ -326,11 +326,11 @@ def test_a_source_that_has_ended_with_a_share_drawn_is_refused() -> None:
     assert list(walk(order, [data]))
     order.sources[0].drawn = 1
     with pytest.raises(ProtocolError):
-        SourceOrder.decode(order.sources[0].plan, memoryview(order.encode()))
+        SourceCursor.decode(order.sources[0].plan, memoryview(order.encode()))
 
 
-def decode_or_refuse(plan: SourcePlan, data: bytes) -> SourceOrder | None:
+def decode_or_refuse(plan: SourceOrderPlan, data: bytes) -> SourceCursor | None:
     try:
-        return SourceOrder.decode(plan, memoryview(data))[0]
+        return SourceCursor.decode(plan, memoryview(data))[0]
     except ProtocolError:
         return None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import packhorse_service.mixing.sample_stream as stream_module
 from packhorse_service.mixing.order import MixBy, Mixing
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.prefetched_run import Piece, Wanted
+from packhorse_service.mixing.prefetched_run import Demand, Piece
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
 from tests.service.corpus import MemoryCorpus, consecutive, make_block
 
@@ -21,7 +21,7 @@ SEQ_LENGTH = 12
 
 BLOCKS = st.lists(st.integers(2, 16), min_size=1, max_size=9)  # lengths of samples, some over SEQ_LENGTH
 SHARDS = st.lists(st.lists(BLOCKS, min_size=1, max_size=3), min_size=1, max_size=4)
-WANTED = st.builds(Wanted, st.integers(1, 40), st.integers(1, 90), st.sampled_from([1, 4]))
+DEMANDS = st.builds(Demand, st.integers(1, 40), st.integers(1, 90), st.sampled_from([1, 4]))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Single:
 
     def __init__(self, sources: Sequence[Source], mixing: Mixing) -> None:
         self.stream = stream_of(sources, mixing)
-        self.stream.watch = self._told
+        self.stream.on_drawn = self._told
 
     def _told(self, _sample: DrawnSample) -> None:
         """Each sample that is not skipped is told of: none is passed over in a run."""
@@ -99,8 +99,15 @@ def named(pieces: Sequence[Piece]) -> list[tuple[object, ...]]:
 
 def stands(stream: SampleStream) -> tuple[object, ...]:
     """Where a stream stands: all that a snapshot and an account say."""
-    place = stream.place()
-    return place.order.encode(), list(place.eras), place.packed.tolist(), place.checksum, stream.counts, stream.crowded
+    cursor = stream.cursor()
+    return (
+        cursor.order.encode(),
+        list(cursor.cut_lengths),
+        cursor.packed.tolist(),
+        cursor.checksum,
+        stream.counts,
+        stream.at_snapshot_limit,
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,33 +115,33 @@ def stands(stream: SampleStream) -> tuple[object, ...]:
     sources=SOURCES,
     by=st.sampled_from(MixBy),
     mark_every=st.integers(1, 12),
-    wants=st.lists(WANTED, min_size=1, max_size=8),
+    wants=st.lists(DEMANDS, min_size=1, max_size=8),
     settle_every=st.integers(1, 4),
 )
 def test_runs_give_what_single_draws_give(
-    sources: list[Source], by: MixBy, mark_every: int, wants: list[Wanted], settle_every: int
+    sources: list[Source], by: MixBy, mark_every: int, wants: list[Demand], settle_every: int
 ) -> None:
-    with patch.object(stream_module, "MARK_EVERY", mark_every):
+    with patch.object(stream_module, "REPLAY_POINT_EVERY", mark_every):
         stream, single = stream_of(sources, Mixing(by)), Single(sources, Mixing(by))
         turn = 0
         while (pieces := stream.draw(wants[turn % len(wants)])) is not None:
             assert named(pieces) == named(single.draw_like(stream))
             assert stands(stream) == stands(single.stream)
             packed = [piece.number for piece in pieces if piece.number % settle_every == 0]
-            stream.settle(packed)
-            single.stream.settle(packed)
+            stream.mark_packed(packed)
+            single.stream.mark_packed(packed)
             turn += 1
         assert single.stream.draw() is None
         assert stands(stream) == stands(single.stream)
 
 
 @settings(max_examples=60, deadline=None)
-@given(sources=SOURCES, wants=st.lists(WANTED, min_size=1, max_size=12))
-def test_a_stream_that_stands_inside_a_run_resumes_there(sources: list[Source], wants: list[Wanted]) -> None:
+@given(sources=SOURCES, wants=st.lists(DEMANDS, min_size=1, max_size=12))
+def test_a_stream_that_stands_inside_a_run_resumes_there(sources: list[Source], wants: list[Demand]) -> None:
     stream = stream_of(sources, Mixing())
     pending = [piece for wanted in wants for piece in stream.draw(wanted) or []]
     resumed = stream_of(sources, Mixing())
-    assert named(resumed.resume(stream.place())) == named(pending)
+    assert named(resumed.resume(stream.cursor())) == named(pending)
     assert rest_of(resumed) == rest_of(stream)
 
 
@@ -160,7 +167,7 @@ def test_sources_that_alternate_give_all_that_is_wanted_and_no_more() -> None:
     assert {piece.source for piece in drawn[0]} == {0, 1}
 
 
-FIRST_AND_THEN = [Wanted(pieces=9), Wanted(pieces=3), Wanted(units=8), Wanted(units=1), Wanted(units=9)]
+FIRST_AND_THEN = [Demand(pieces=9), Demand(pieces=3), Demand(units=8), Demand(units=1), Demand(units=9)]
 
 
 @pytest.mark.parametrize(("units", "samples"), [(1, 1), (2, 1), (3, 2), (6, 3)])
@@ -168,4 +175,4 @@ def test_what_is_wanted_counts_in_units(units: int, samples: int) -> None:
     """Five slots are two units of four."""
     stream = stream_of([Source([[[6] * 40]], 1, 1, OverLength.ERROR, faulty=False)], Mixing())
     stream.draw()
-    assert len(stream.draw(Wanted(units=units, multiple=4)) or []) == samples
+    assert len(stream.draw(Demand(units=units, multiple=4)) or []) == samples

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import packhorse_service.mixing.sample_stream as stream_module
 from packhorse.errors import SourceError
-from packhorse_service.mixing.order import Mixing, Order, SourceOrder
+from packhorse_service.mixing.order import Mixing, OrderCursor, SourceCursor
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.sample_stream import MARK_EVERY, Piece, SampleStream, StreamPlace
+from packhorse_service.mixing.replay_log import StreamCursor
+from packhorse_service.mixing.sample_stream import REPLAY_POINT_EVERY, Piece, SampleStream
 from tests.service.corpus import MemoryCorpus, Pair, consecutive, make_block
 
 LOSSLESS = [OverLength.ERROR, OverLength.SPLIT]
@@ -229,7 +230,7 @@ def test_an_over_long_sample_counts_against_the_skip_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "lost_samples", "kept_slots"),
+    ("policy", "dropped_samples", "kept_slots"),
     [
         (OverLength.SPLIT, 0, 21),
         (OverLength.TRUNCATE_LEFT, 0, 9),
@@ -237,17 +238,17 @@ def test_an_over_long_sample_counts_against_the_skip_budget() -> None:
         (OverLength.DROP, 2, 1),
     ],
 )
-def test_every_policy_counts_samples_and_tokens(policy: OverLength, lost_samples: int, kept_slots: int) -> None:
+def test_every_policy_counts_samples_and_tokens(policy: OverLength, dropped_samples: int, kept_slots: int) -> None:
     corpus = one_shard([CUT, [1, 2], CUT], over_length=policy)
     corpus.add([[make_block([[1, 2, 3]])]], name="other")
     stream = corpus.stream(seq_length=4)
     draws = draw_rest(stream)
     counts = stream.counts["docs"]
-    assert (counts.samples, counts.tokens, counts.over_length) == (3, 24, 2)
-    assert counts.lost_samples == lost_samples
-    assert counts.lost_tokens == 21 - kept_slots  # of 21 targets
+    assert (counts.samples, counts.ids, counts.over_length) == (3, 24, 2)
+    assert counts.dropped_samples == dropped_samples
+    assert counts.lost_targets == 21 - kept_slots  # of 21 targets
     assert sum(end - begin - 1 for draw in draws for source, _, _, begin, end in draw if source == 0) == kept_slots
-    assert (stream.counts["other"].samples, stream.counts["other"].tokens) == (1, 3)
+    assert (stream.counts["other"].samples, stream.counts["other"].ids) == (1, 3)
 
 
 # Content that cannot be used -------------------------------------------------------------------------
@@ -292,17 +293,17 @@ def test_a_fault_drawn_again_after_resuming_counts_once_against_the_budget() -> 
     for _ in range(4):
         stream.draw()  # the first sample stays pending, and both faults behind it
     resumed = faulty_corpus(2).stream()
-    assert [what(piece)[2] for piece in resumed.resume(stream.place())] == ["0", "2"]
+    assert [what(piece)[2] for piece in resumed.resume(stream.cursor())] == ["0", "2"]
     assert [draw[0][2] for draw in draw_rest(resumed) if draw] == ["4"]
 
 
 def test_a_skip_budget_that_was_used_up_stays_used_up_after_resuming() -> None:
     stream = faulty_corpus(1).stream()
-    stream.settle(piece.number for _ in range(3) for piece in stream.draw() or [])
-    place = stream.place()
-    assert place.packed.all()
+    stream.mark_packed(piece.number for _ in range(3) for piece in stream.draw() or [])
+    cursor = stream.cursor()
+    assert cursor.packed.all()
     resumed = faulty_corpus(1).stream()
-    assert resumed.resume(place) == []
+    assert resumed.resume(cursor) == []
     with pytest.raises(SourceError, match=r"sample 3: not JSON .*skip_budget of 1"):
         resumed.draw()
 
@@ -326,13 +327,13 @@ def test_shards_and_epochs_may_use_the_same_keys() -> None:
 # Resuming --------------------------------------------------------------------------------------------
 
 
-def saved(place: StreamPlace, corpus: MemoryCorpus) -> StreamPlace:
+def saved(cursor: StreamCursor, corpus: MemoryCorpus) -> StreamCursor:
     """A place after its way through bytes."""
-    rest, sources = memoryview(place.order.encode()), []
+    rest, sources = memoryview(cursor.order.encode()), []
     for setting in corpus.settings:
-        source, rest = SourceOrder.decode(setting.plan, rest)
+        source, rest = SourceCursor.decode(setting.order, rest)
         sources.append(source)
-    return StreamPlace(Order(sources, Mixing()), list(place.eras), place.packed.copy(), place.checksum)
+    return StreamCursor(OrderCursor(sources, Mixing()), list(cursor.cut_lengths), cursor.packed.copy(), cursor.checksum)
 
 
 @settings(max_examples=120, deadline=None)
@@ -358,7 +359,7 @@ def test_a_stream_resumed_at_any_point_has_the_same_pending_pieces_and_further_d
         if choice >= 0 and pending:
             number = sorted(pending)[choice % len(pending)]
             del pending[number]
-            stream.settle([number])
+            stream.mark_packed([number])
         else:
             pending.update((piece.number, piece) for piece in stream.draw() or [])
             drawn += 1
@@ -374,7 +375,7 @@ def check_resumption(
 ) -> None:
     data = corpus()
     resumed = data.stream(seq_length)
-    again = resumed.resume(saved(stream.place(), data))
+    again = resumed.resume(saved(stream.cursor(), data))
     assert [what(piece) for piece in again] == [what(pending[number]) for number in sorted(pending)]
     # Draws without pieces right after the last drawn piece may come again: nothing came of them.
     further = draw_rest(resumed)
@@ -389,14 +390,14 @@ def test_a_resumed_stream_can_be_resumed_again() -> None:
     whole = draw_rest(corpus().stream(6))
     for drawn in range(len(whole)):
         resumed = corpus().stream(6)
-        again = {piece.number: piece for piece in resumed.resume(stream.place())}
+        again = {piece.number: piece for piece in resumed.resume(stream.cursor())}
         assert [what(piece) for piece in again.values()] == [what(piece) for piece in pending.values()]
         stream, pending = resumed, again
         pending.update((piece.number, piece) for piece in stream.draw() or [])
         if drawn % 3:
             oldest, *_, newest = [*pending, *pending]
             for number in {oldest, newest}:
-                stream.settle([number])
+                stream.mark_packed([number])
                 del pending[number]
     assert draw_rest(stream) == []
 
@@ -406,11 +407,11 @@ def test_draws_without_pieces_move_the_place_on() -> None:
     stream = one_shard([CUT] * 300 + [[1, 2]], over_length=OverLength.DROP).stream(seq_length=4)
     for drawn in range(1, 301):
         assert stream.draw() == []
-        place = stream.place()
-        since = sum(era.draws for era in place.eras)
-        assert len(place.packed) == 0
-        assert since < MARK_EVERY
-        assert place.order.sources[0].drawn == (drawn - since) * len(CUT)
+        cursor = stream.cursor()
+        since = sum(cut.draws for cut in cursor.cut_lengths)
+        assert len(cursor.packed) == 0
+        assert since < REPLAY_POINT_EVERY
+        assert cursor.order.sources[0].drawn == (drawn - since) * len(CUT)
     assert draw_rest(stream) == [[(0, 0, "300", 0, 2)]]
 
 
@@ -418,23 +419,23 @@ def test_a_place_holds_one_bit_for_each_piece_since_it() -> None:
     stream = one_shard(consecutive([9, 3, 3, 3]), over_length=OverLength.SPLIT).stream(seq_length=4)
     for _ in range(3):
         stream.draw()
-    stream.settle([0])
-    assert stream.place().packed.tolist() == [1, 0, 0, 0]  # the first sample is in two pieces, one of them packed
-    stream.settle([2, 1])
-    assert stream.place().packed.tolist() == [1, 1, 1, 0]
+    stream.mark_packed([0])
+    assert stream.cursor().packed.tolist() == [1, 0, 0, 0]  # the first sample is in two pieces, one of them packed
+    stream.mark_packed([2, 1])
+    assert stream.cursor().packed.tolist() == [1, 1, 1, 0]
 
 
 def test_with_a_mark_after_every_draw_a_place_lies_just_before_the_oldest_pending_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_module, "MARK_EVERY", 1)
+    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", 1)
     stream = one_shard(consecutive([9, 3, 3, 3]), over_length=OverLength.SPLIT).stream(seq_length=4)
     numbers = [piece.number for _ in range(3) for piece in stream.draw() or []]
-    stream.settle(numbers[:3])
-    assert stream.place().packed.tolist() == [0]
-    assert stream.place().order.sources[0].drawn == 12
-    stream.settle(numbers[3:])
-    assert len(stream.place().packed) == 0
+    stream.mark_packed(numbers[:3])
+    assert stream.cursor().packed.tolist() == [0]
+    assert stream.cursor().order.sources[0].drawn == 12
+    stream.mark_packed(numbers[3:])
+    assert len(stream.cursor().packed) == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -447,10 +448,10 @@ def test_a_place_lies_not_far_before_the_oldest_pending_piece(lag: int, lengths:
     while (pieces := stream.draw()) is not None:
         waiting += [piece.number for piece in pieces]
         most = max(most, len(pieces))
-        stream.settle([waiting.pop(0) for _ in range(len(waiting) - lag)])
-        packed = stream.place().packed.tolist()
+        stream.mark_packed([waiting.pop(0) for _ in range(len(waiting) - lag)])
+        packed = stream.cursor().packed.tolist()
         assert packed.count(0) == len(waiting)
-        assert (packed.index(0) if waiting else len(packed)) <= MARK_EVERY + most
+        assert (packed.index(0) if waiting else len(packed)) <= REPLAY_POINT_EVERY + most
 
 
 def places_from(stream: SampleStream, pending: list[Piece]) -> Iterator[tuple[object, ...]]:
@@ -458,15 +459,15 @@ def places_from(stream: SampleStream, pending: list[Piece]) -> Iterator[tuple[ob
     while (pieces := stream.draw()) is not None:
         pending += pieces
         while len(pending) > 3:
-            stream.settle([pending.pop(pending[0].begin % 2).number])
-        place = stream.place()
-        yield place.order.encode(), tuple(place.eras), place.packed.tolist(), place.checksum
+            stream.mark_packed([pending.pop(pending[0].begin % 2).number])
+        cursor = stream.cursor()
+        yield cursor.order.encode(), tuple(cursor.cut_lengths), cursor.packed.tolist(), cursor.checksum
 
 
-@pytest.mark.parametrize("every", [1, 3, MARK_EVERY])
+@pytest.mark.parametrize("every", [1, 3, REPLAY_POINT_EVERY])
 def test_places_are_the_same_wherever_a_stream_was_resumed(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     """Readers compare the snapshots they hold, and some may have theirs from a server that was restarted."""
-    monkeypatch.setattr(stream_module, "MARK_EVERY", every)
+    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", every)
     corpus = small_corpus([[[5, 9, 30], [4, 17]], [[7, 2]], [[3], [24], [6, 6, 6]]], epochs=3)
     pending: list[Piece] = []
     whole = list(places_from(corpus.stream(seq_length=8), pending))
@@ -474,11 +475,11 @@ def test_places_are_the_same_wherever_a_stream_was_resumed(monkeypatch: pytest.M
         stream, pending = corpus.stream(seq_length=8), []
         list(islice(places_from(stream, pending), drawn))
         resumed = corpus.stream(seq_length=8)
-        assert list(places_from(resumed, resumed.resume(stream.place()))) == whole[drawn:]
+        assert list(places_from(resumed, resumed.resume(stream.cursor()))) == whole[drawn:]
 
 
 def test_a_place_of_a_settled_stream_holds_nothing_pending() -> None:
     stream = small_corpus([[[5, 9], [4]], [[7]]]).stream(seq_length=30)
     numbers = [piece.number for _ in range(3) for piece in stream.draw() or []]
-    stream.settle(numbers)
-    assert stream.place().packed.all()
+    stream.mark_packed(numbers)
+    assert stream.cursor().packed.all()

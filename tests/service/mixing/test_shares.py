@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhorse_service.mixing.order import BlockFacts, MixBy, OnEnd, Order, SourcePlan
+from packhorse_service.mixing.order import BlockFacts, MixBy, OnEnd, OrderCursor, SourceOrderPlan
 from tests.service.mixing.test_order import Data, decode_order, plan_for, start, walk
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 60), st.integers(1, 5000)), min_size=1, max_size=12)
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> tuple[list[Data], list[SourcePlan]]:
+def mixtures(draw: st.DrawFn) -> tuple[list[Data], list[SourceOrderPlan]]:
     """One to six sources of arbitrary weights and lengths; some repeat for ever, some end."""
     data: list[Data] = [[[lengths]] for lengths in draw(st.lists(LENGTHS, min_size=1, max_size=6))]
     plans = [
@@ -37,7 +37,7 @@ def mixtures(draw: st.DrawFn) -> tuple[list[Data], list[SourcePlan]]:
 SIZES: dict[MixBy, Callable[[int], int]] = {MixBy.TOKENS: lambda ids: ids, MixBy.SAMPLES: lambda ids: 1}
 
 
-def worst_shares(order: Order, data: Sequence[Data], limit: int) -> Iterator[tuple[Fraction, int]]:
+def worst_shares(order: OrderCursor, data: Sequence[Data], limit: int) -> Iterator[tuple[Fraction, int]]:
     """After each draw: how far any live source is off its share, and the largest sample of the mixture.
 
     Shares are of what was drawn since a source last ended.
@@ -59,7 +59,7 @@ def worst_shares(order: Order, data: Sequence[Data], limit: int) -> Iterator[tup
 @settings(max_examples=150, deadline=None)
 @given(mixture=mixtures())
 def test_each_source_is_within_one_sample_of_its_share_after_every_draw(
-    by: MixBy, mixture: tuple[list[Data], list[SourcePlan]]
+    by: MixBy, mixture: tuple[list[Data], list[SourceOrderPlan]]
 ) -> None:
     """For any number of sources. Where one ends, the shares from there on are those of the rest."""
     data, plans = mixture
@@ -102,7 +102,7 @@ def test_a_source_that_ends_is_not_made_up_for_and_leaves_nobody_to_catch_up(by:
 @settings(max_examples=60, deadline=None)
 @given(mixture=mixtures(), by=st.sampled_from(MixBy))
 def test_a_stream_that_stops_is_the_beginning_of_the_one_that_goes_on(
-    mixture: tuple[list[Data], list[SourcePlan]], by: MixBy
+    mixture: tuple[list[Data], list[SourceOrderPlan]], by: MixBy
 ) -> None:
     data, plans = mixture
     stopping = start(plans, by, OnEnd.STOP)

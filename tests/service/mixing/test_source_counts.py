@@ -32,7 +32,7 @@ from tests.service.corpus import (
 )
 
 Targets = Counter[str]  # by source
-LEDGER = {"packed": 700, "lost_tokens": 200, "left_over": 40}
+LEDGER = {"packed": 700, "lost_targets": 200, "dropped_remainder": 40}
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,11 @@ def test_targets_drawn_are_pending_in_pieces_or_lost_after_every_draw(
         check_pending(stream.counts, pending.values())
         if settle and pending:
             piece = pending.pop(next(iter(pending)))
-            stream.settle([piece.number])
+            stream.mark_packed([piece.number])
             stream.counts[str(piece.source)].packed += piece.slots
             check_pending(stream.counts, pending.values())
         resumed = corpus.stream(16, mixing=mixing)
-        again = resumed.resume(stream.place())
+        again = resumed.resume(stream.cursor())
         check_pending(resumed.counts, again)
 
 
@@ -78,7 +78,7 @@ def check_pending(counts: Any, pending: Any) -> None:
         held[str(piece.source)] += piece.slots
     assert {name: of_source.pending for name, of_source in counts.items()} == {name: held[name] for name in counts}
     for of_source in counts.values():
-        assert of_source.samples - of_source.lost_samples - of_source.faults >= 0
+        assert of_source.samples - of_source.dropped_samples - of_source.faults >= 0
 
 
 # Of the whole path -----------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def test_what_is_packed_is_what_is_delivered_and_nothing_is_pending_at_the_end(t
     total = sum(delivered(plan, pipeline), Targets())
     assert {name: counts.packed for name, counts in pipeline.counts.items()} == {n: total[n] for n in pipeline.counts}
     assert {counts.pending for counts in pipeline.counts.values()} == {0}
-    left_over = sum(counts.left_over for counts in pipeline.counts.values())
-    assert (left_over > 0) == ("dropped" in path)
+    dropped_remainder = sum(counts.dropped_remainder for counts in pipeline.counts.values())
+    assert (dropped_remainder > 0) == ("dropped" in path)
     for name, counts in pipeline.counts.items():
         if path != "documents cut by rows":  # where no sample is over length
-            assert (counts.lost_tokens > 0) == (name != "split")
+            assert (counts.lost_targets > 0) == (name != "split")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -175,7 +175,7 @@ def test_an_endless_run_accounts_for_every_id_but_the_last(tmp_path: Path) -> No
         resumed = pending_of(plan, step.snapshot)
         assert resumed == Targets({name: counts.pending for name, counts in pipeline.counts.items()})
     assert sum(counts.pending for counts in pipeline.counts.values()) == 1
-    assert all(counts.targets == counts.tokens for counts in pipeline.counts.values())
+    assert all(counts.targets == counts.ids for counts in pipeline.counts.values())
 
 
 def test_samples_ids_and_targets_are_those_in_the_shards(corpus: Corpus) -> None:
@@ -199,19 +199,19 @@ def test_what_each_policy_loses_is_known_beforehand(tmp_path: Path) -> None:
         kept = 64 * len(long) * name.startswith("truncate")
         counts = pipeline.counts[name]
         assert counts.over_length == len(long) > 0
-        assert counts.lost_tokens == sum(long) - kept
-        assert counts.lost_samples == len(long) * (name == "drop")
+        assert counts.lost_targets == sum(long) - kept
+        assert counts.dropped_samples == len(long) * (name == "drop")
         assert counts.faults == len(long) * (name == "error")
         assert (counts.samples, counts.targets) == (len(slots), sum(slots))
     counts = pipeline.counts["split"]
-    assert (counts.lost_tokens, counts.lost_samples, counts.faults) == (0, 0, 2)
+    assert (counts.lost_targets, counts.dropped_samples, counts.faults) == (0, 0, 2)
 
 
 # Shown -----------------------------------------------------------------------------------------------
 
 
 def test_the_account_names_the_source_and_every_count() -> None:
-    counts = SourceCounts(samples=10, tokens=1010, targets=1000, over_length=3, lost_samples=2, faults=1, **LEDGER)
+    counts = SourceCounts(samples=10, ids=1010, targets=1000, over_length=3, dropped_samples=2, faults=1, **LEDGER)
     (line,) = describe_counts({"docs": counts})
     assert line == (
         "source 'docs': 10 samples of 1010 ids; of 1000 targets 700 packed, 200 lost, 40 left over, 60 pending; "

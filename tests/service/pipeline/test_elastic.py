@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.framing import FramedStep
 from packhorse_service.mixing import sample_stream
-from packhorse_service.mixing.order import Order, SourceOrder
-from packhorse_service.mixing.over_length import ERAS_LIMIT
+from packhorse_service.mixing.order import OrderCursor, SourceCursor
+from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
 from packhorse_service.snapshot.codec import decode_snapshot
 from tests.service.corpus import (
@@ -216,7 +216,7 @@ def test_a_policy_that_loses_targets_repeats_none_and_loses_none_of_what_fits(
         assert not fitting - found
         assert set(found.values()) == {1}
         assert account.pending == 0
-        assert account.packed + account.lost_tokens == account.targets
+        assert account.packed + account.lost_targets == account.targets
 
 
 def test_what_was_packed_before_it_became_too_long_stays_packed_in_the_account(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_what_was_packed_before_it_became_too_long_stays_packed_in_the_account(t
     for step in run_plan(old):
         (before, _), (after, _) = (resumed(plan, step.snapshot) for plan in (old, new))
         assert after.counts["docs"].packed == before.counts["docs"].packed
-        differ += after.counts["docs"].lost_samples > before.counts["docs"].lost_samples
+        differ += after.counts["docs"].dropped_samples > before.counts["docs"].dropped_samples
     assert differ
 
 
@@ -271,10 +271,10 @@ def test_a_waiting_sample_that_is_over_length_now_is_skipped_under_a_budget_that
     end = decode_snapshot(
         rest[-1].snapshot,
         new.fingerprint,
-        Order([SourceOrder.at_start(source.plan) for source in new.sources], new.mixing),
+        OrderCursor([SourceCursor.at_start(source.order) for source in new.sources], new.mixing),
     )
     since = resumed(new, rest[-1].snapshot)[0].counts["docs"].faults
-    assert end.place.order.sources[0].faults + since == used
+    assert end.cursor.order.sources[0].faults + since == used
     tight = [lossy_plan(tmp_path, "error", n, lookahead=2, skip_budget=used - 1) for n in (150, 64)]
     again, _ = resumed(tight[1], run_plan(tight[0], limit=1)[0].snapshot)
     with pytest.raises(SourceError, match=f"skip_budget of {used - 1} is used up"):
@@ -357,7 +357,7 @@ def test_more_lengths_than_a_snapshot_tells_are_refused_until_steps_are_made(tmp
         return make_plan(tmp_path, sources, contract=contract, packing={"lookahead": 400 // length + 1})
 
     snapshot, found = None, Counter[Pair]()
-    for number in range(ERAS_LIMIT):
+    for number in range(CUT_LENGTHS_LIMIT):
         here = plan(8 + number % 2)
         pipeline = Pipeline(here, inline_engine(here))
         pipeline.restore(snapshot)
@@ -366,8 +366,10 @@ def test_more_lengths_than_a_snapshot_tells_are_refused_until_steps_are_made(tmp
         snapshot = step.snapshot
         found += delivered([step], here)
     assert snapshot is not None
-    last = 8 + (ERAS_LIMIT - 1) % 2
-    with pytest.raises(ContractError, match=rf"cut at {ERAS_LIMIT} lengths .*the last of them {last} slots; make some"):
+    last = 8 + (CUT_LENGTHS_LIMIT - 1) % 2
+    with pytest.raises(
+        ContractError, match=rf"cut at {CUT_LENGTHS_LIMIT} lengths .*the last of them {last} slots; make some"
+    ):
         resumed(plan(20), snapshot)
     pipeline, _ = resumed(plan(last), snapshot)
     steps = [step for step, _ in zip(iter(pipeline.next_step, None), range(60), strict=False)]
@@ -389,7 +391,7 @@ def test_as_much_is_drawn_ahead_as_a_snapshot_can_tell(
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar"}}
     plan = make_plan(tmp_path, sources, **changed(MODES[mode], {}, packing={"lookahead": 64}))
     monkeypatch.setattr(sample_stream, "PIECES_LIMIT", 30)
-    monkeypatch.setattr(sample_stream, "MARK_EVERY", 4)
+    monkeypatch.setattr(sample_stream, "REPLAY_POINT_EVERY", 4)
     whole = run_plan(plan)
     assert delivered(whole, plan) == stored_pairs(sorted((tmp_path / "docs").iterdir()))
     for step in whole:

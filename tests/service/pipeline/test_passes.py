@@ -96,8 +96,8 @@ def test_every_pass_is_the_same_and_holds_every_target_once(corpus: Corpus, shap
     steps = [step for step, _ in made[: len(first)] if step is not None]
     expected: Counter[Any] = Counter()
     for setting in plan.sources:
-        pairs = stored_pairs(corpus.shards[setting.plan.name])
-        expected += Counter({pair: n * (setting.plan.epochs or 0) for pair, n in pairs.items()})
+        pairs = stored_pairs(corpus.shards[setting.order.name])
+        expected += Counter({pair: n * (setting.order.epochs or 0) for pair, n in pairs.items()})
     found = delivered_pairs(steps, plan)
     # What a source with labels of its own does not train on has no target that could be compared.
     untrained = {pair[0] for pair in expected if pair[1] == -100}

@@ -158,8 +158,8 @@ def test_what_the_sources_gave_is_counted(corpus: Corpus) -> None:
     for name, paths in corpus.shards.items():
         stored = read_shards(paths)
         counts = pipeline.counts[name]
-        assert (counts.samples, counts.tokens) == (len(stored), sum(len(sample.ids) for sample in stored))
-        assert (counts.over_length, counts.lost_samples, counts.lost_tokens, counts.faults) == (0, 0, 0, 0)
+        assert (counts.samples, counts.ids) == (len(stored), sum(len(sample.ids) for sample in stored))
+        assert (counts.over_length, counts.dropped_samples, counts.lost_targets, counts.faults) == (0, 0, 0, 0)
 
 
 def test_content_that_cannot_be_used_is_skipped_within_the_budget_and_shifts_nothing(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_first_source_that_ends_can_end_the_stream(corpus: Corpus) -> None:
     assert {found[pair] for pair in stored_pairs(corpus.shards["docs"][:1])} == {1}
     docs, chat = (pipeline.counts[name] for name in ("docs", "chat"))
     assert found.total() == docs.targets + chat.targets
-    assert abs(docs.tokens - chat.tokens) <= 2 * 65, "both have had their equal shares"
+    assert abs(docs.ids - chat.ids) <= 2 * 65, "both have had their equal shares"
 
 
 def test_a_source_that_ends_leaves_the_others_going_on(corpus: Corpus) -> None:

@@ -18,9 +18,9 @@ from packhorse_service.framing import FramedStep
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
-from packhorse_service.mixing.open_blocks import OpenBlocks, Reading
-from packhorse_service.mixing.order import OpenShard, Order, SourceOrder
-from packhorse_service.mixing.prefetched_run import Wanted
+from packhorse_service.mixing.open_blocks import OpenBlock, OpenBlocks
+from packhorse_service.mixing.order import OpenShard, OrderCursor, SourceCursor
+from packhorse_service.mixing.prefetched_run import Demand
 from packhorse_service.mixing.sample_stream import Piece, SampleStream
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.snapshot.codec import decode_snapshot
@@ -144,16 +144,16 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
     plan = corpus.plan(
         of_each={"epochs": 5, "open_shards": 2}, packing=packing, loading={"workers": 0, "block_bytes": 3000}
     )
-    drawn_from: list[Reading] = []
+    drawn_from: list[OpenBlock] = []
     open_block, draw = OpenBlocks.open, SampleStream.draw
-    opened: dict[int, Reading] = {}  # by the block's identity
+    opened: dict[int, OpenBlock] = {}  # by the block's identity
 
-    def noted_open(blocks: OpenBlocks, shard: OpenShard) -> Reading:
+    def noted_open(blocks: OpenBlocks, shard: OpenShard) -> OpenBlock:
         reading = open_block(blocks, shard)
         opened[id(reading.block)] = reading
         return reading
 
-    def noted_draw(stream: SampleStream, wanted: Wanted) -> list[Piece] | None:
+    def noted_draw(stream: SampleStream, wanted: Demand) -> list[Piece] | None:
         pieces = draw(stream, wanted)
         drawn_from.extend(opened[id(piece.block)] for piece in pieces or [])  # one of each draw
         return pieces
@@ -166,13 +166,13 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
     while (step := pipeline.next_step()) is not None:
         whole.append(step)
         draws_at[step.step] = len(drawn_from)
-    history, first = list(drawn_from), Order([SourceOrder.at_start(s.plan) for s in plan.sources], plan.mixing)
-    open_shards = sum(min(source.plan.open_shards, source.plan.shards) for source in plan.sources)
+    history, first = list(drawn_from), OrderCursor([SourceCursor.at_start(s.order) for s in plan.sources], plan.mixing)
+    open_shards = sum(min(source.order.open_shards, source.order.shards) for source in plan.sources)
     for step in whole:
         if (step.step + 1) % plan.window.steps:
             continue
-        place = decode_snapshot(step.snapshot, plan.fingerprint, first).place
-        since = sum(era.draws for era in place.eras)
+        cursor = decode_snapshot(step.snapshot, plan.fingerprint, first).cursor
+        since = sum(cut.draws for cut in cursor.cut_lengths)
         readings = {id(reading): reading for reading in history[draws_at[step.step] - since : draws_at[step.step]]}
         between = Counter(reading.request for reading in readings.values())
         engine = CountingEngine(plan)
@@ -242,7 +242,7 @@ def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, by: str
 ) -> None:
     """Wherever a block of it is half drawn, or samples of it were drawn since: a checksum of each tells."""
-    monkeypatch.setattr(stream_module, "MARK_EVERY", 1)
+    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", 1)
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar", "shuffle": False}}
     write_source(tmp_path / "docs", [[30] * 60])
     plan = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})
@@ -250,11 +250,11 @@ def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     write_source(tmp_path / "docs", [[30] * 60], first=2)
     again = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})
     assert again.fingerprint == plan.fingerprint
-    first, told = Order([SourceOrder.at_start(s.plan) for s in plan.sources], plan.mixing), Counter[str]()
+    first, told = OrderCursor([SourceCursor.at_start(s.order) for s in plan.sources], plan.mixing), Counter[str]()
     for step in whole:
-        place = decode_snapshot(step.snapshot, plan.fingerprint, first).place
-        half_drawn = any(at.index for source in place.order.sources for at in source.open)
-        if half_drawn or len(place.packed):
+        cursor = decode_snapshot(step.snapshot, plan.fingerprint, first).cursor
+        half_drawn = any(at.index for source in cursor.order.sources for at in source.open)
+        if half_drawn or len(cursor.packed):
             with pytest.raises(ProtocolError) as error:
                 run_plan(again, step.snapshot)
             told["place" if "'part-000.tar' holds other samples at byte" in str(error.value) else "drawn since"] += 1

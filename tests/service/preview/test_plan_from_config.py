@@ -236,11 +236,11 @@ def test_the_cost_of_a_policy_is_what_the_stream_then_counts(tmp_path: Path, pol
     counts = pipeline.counts["long"]
     assert (over.policies[policy].samples, over.policies[policy].tokens_lost) == (
         counts.over_length,
-        counts.lost_tokens,
+        counts.lost_targets,
     )
     under_policy = planned(tmp_path, sources)
-    assert under_policy.sources[0].lost == counts.lost_tokens
-    assert under_policy.fill.tokens == under_policy.samples.tokens - counts.lost_tokens
+    assert under_policy.sources[0].lost == counts.lost_targets
+    assert under_policy.fill.tokens == under_policy.samples.tokens - counts.lost_targets
 
 
 def test_other_faults_stop_a_plan_as_they_stop_serving_or_are_counted(tmp_path: Path) -> None:

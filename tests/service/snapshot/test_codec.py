@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from packhorse.errors import ContractError, ProtocolError
 from packhorse_service.loading.block import TokenBlock
-from packhorse_service.mixing.order import Mixing, Order, SourceOrder, SourcePlan
-from packhorse_service.mixing.over_length import ERAS_LIMIT, NEVER, Era
-from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream, StreamPlace
+from packhorse_service.mixing.order import Mixing, OrderCursor, SourceCursor, SourceOrderPlan
+from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
+from packhorse_service.mixing.replay_log import StreamCursor
+from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
@@ -35,9 +36,9 @@ PARTS: dict[str, object] = {"manifest": ["a.tar", 10], "tokenizer": "t", "render
 FINGERPRINT = StreamFingerprint.of(PARTS, {"packing": 1})
 
 
-def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int | None = 5) -> list[SourcePlan]:
+def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int | None = 5) -> list[SourceOrderPlan]:
     return [
-        SourcePlan(
+        SourceOrderPlan(
             name=f"source {i}",
             shards=shards,
             weight=i + 1,
@@ -50,16 +51,18 @@ def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int 
     ]
 
 
-def first_order(of: list[SourcePlan]) -> Order:
-    return Order([SourceOrder.at_start(plan) for plan in of], Mixing())
+def first_order(of: list[SourceOrderPlan]) -> OrderCursor:
+    return OrderCursor([SourceCursor.at_start(plan) for plan in of], Mixing())
 
 
-def place_with(bits: list[int], of: list[SourcePlan], eras: Sequence[Era] | None = None) -> StreamPlace:
+def place_with(
+    bits: list[int], of: list[SourceOrderPlan], cut_lengths: Sequence[CutLength] | None = None
+) -> StreamCursor:
     order = first_order(of)
     for number, source in enumerate(order.sources):
         source.drawn, source.faults = 1000 + number, number
         source.open[0].offset, source.open[0].first_sample, source.open[0].index = 512 * 77, 40, 3
-    return StreamPlace(order, eras or [Era(len(bits), 64)], np.array(bits, np.uint8))
+    return StreamCursor(order, cut_lengths or [CutLength(len(bits), 64)], np.array(bits, np.uint8))
 
 
 WINDOW = WindowPosition(0, 0, 1, 8, b"settings")
@@ -67,21 +70,21 @@ SHAPE = PackShape(seq_length=64, segment_multiple=2)
 
 
 def encoded(
-    place: StreamPlace,
+    cursor: StreamCursor,
     *,
     step: int = 3,
     consumed_unit: ConsumedUnit = ConsumedUnit.LOOKAHEAD,
     consumed: int = 0,
     window: WindowPosition = WINDOW,
 ) -> bytes:
-    return encode_snapshot(StreamSnapshot(step, place, consumed_unit, consumed, SHAPE, window), FINGERPRINT)
+    return encode_snapshot(StreamSnapshot(step, cursor, consumed_unit, consumed, SHAPE, window), FINGERPRINT)
 
 
-def same(read: StreamSnapshot, place: StreamPlace) -> bool:
+def same(read: StreamSnapshot, cursor: StreamCursor) -> bool:
     return (
-        read.place.order.encode() == place.order.encode()
-        and read.place.packed.tolist() == place.packed.tolist()
-        and read.place.eras == place.eras
+        read.cursor.order.encode() == cursor.order.encode()
+        and read.cursor.packed.tolist() == cursor.packed.tolist()
+        and read.cursor.cut_lengths == cursor.cut_lengths
     )
 
 
@@ -89,22 +92,22 @@ def same(read: StreamSnapshot, place: StreamPlace) -> bool:
 @given(
     bits=st.lists(st.integers(0, 1), max_size=200),
     step=st.integers(0, (1 << 62) - 1),
-    eras=st.lists(
-        st.builds(Era, st.integers(0, 9_999), st.integers(1, (1 << 32) - 1) | st.just(NEVER)),
+    cut_lengths=st.lists(
+        st.builds(CutLength, st.integers(0, 9_999), st.integers(1, (1 << 32) - 1) | st.just(UNLIMITED)),
         min_size=1,
-        max_size=ERAS_LIMIT,
+        max_size=CUT_LENGTHS_LIMIT,
     ),
     unit=st.sampled_from(ConsumedUnit),
     consumed=st.integers(0, (1 << 64) - 1),
     count=st.integers(1, 4),
 )
 def test_a_snapshot_comes_back_as_it_was(
-    bits: list[int], step: int, eras: list[Era], unit: ConsumedUnit, consumed: int, count: int
+    bits: list[int], step: int, cut_lengths: list[CutLength], unit: ConsumedUnit, consumed: int, count: int
 ) -> None:
     of = plans(count)
-    place = place_with(bits, of, eras)
+    cursor = place_with(bits, of, cut_lengths)
     read = decode_snapshot(
-        encoded(place, step=step, consumed_unit=unit, consumed=consumed), FINGERPRINT, first_order(of)
+        encoded(cursor, step=step, consumed_unit=unit, consumed=consumed), FINGERPRINT, first_order(of)
     )
     assert (read.step, read.consumed_unit, read.consumed, read.shape, read.window) == (
         step,
@@ -114,7 +117,7 @@ def test_a_snapshot_comes_back_as_it_was(
         WINDOW,
     )
     assert read.changed == []
-    assert same(read, place)
+    assert same(read, cursor)
 
 
 @given(
@@ -124,24 +127,24 @@ def test_a_place_inside_a_window_comes_back_with_the_stream_at_its_beginning(
     offset: int, rest: int, shorter: int, packs: int
 ) -> None:
     of = plans()
-    place = place_with([0, 1], of)
-    beginning = encoded(place, step=7, consumed=5)
+    cursor = place_with([0, 1], of)
+    beginning = encoded(cursor, step=7, consumed=5)
     window = WindowPosition(offset, offset + rest, offset + rest + shorter, packs, b"settings")
     outside, inside = (
         decode_snapshot(d, FINGERPRINT, first_order(of)) for d in (beginning, at_window_offset(beginning, window))
     )
     assert (outside.window, inside.window) == (WINDOW, window)
-    assert inside._replace(window=WINDOW, place=place) == outside._replace(place=place)
-    assert same(inside, place)
+    assert inside._replace(window=WINDOW, cursor=cursor) == outside._replace(cursor=cursor)
+    assert same(inside, cursor)
 
 
 def test_the_bytes_of_a_snapshot_never_change() -> None:
     """One source, so that the layout of the docstring can be read off; integers are little-endian."""
     of = plans(1, shards=4, open_shards=1)
-    of[0] = SourcePlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
-    eras = [Era(5, 64), Era(2, NEVER)]
-    place = StreamPlace(first_order(of), eras, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8), 99)
-    assert encoded(place, consumed_unit=ConsumedUnit.SLOTS, consumed=6) == (
+    of[0] = SourceOrderPlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
+    cut_lengths = [CutLength(5, 64), CutLength(2, UNLIMITED)]
+    cursor = StreamCursor(first_order(of), cut_lengths, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8), 99)
+    assert encoded(cursor, consumed_unit=ConsumedUnit.SLOTS, consumed=6) == (
         b"PHSNAP\x03\x00"
         + struct.pack("<QBBHIQ", 3, 1, 2, 1, 9, 6)
         + struct.pack("<III", 64, 2, 99)
@@ -186,11 +189,11 @@ def test_a_snapshot_is_one_bit_a_sample_drawn_since_and_32_bytes_an_open_shard_a
             for piece in stream.draw() or []:
                 packer.add(piece.number, piece.slots)
                 drawn = piece.number + 1
-        stream.settle(packer.next_pack())
-        place = stream.place()
+        stream.mark_packed(packer.next_pack())
+        cursor = stream.cursor()
         oldest = min((number for number, _ in packer.pending()), default=drawn)
-        size = len(encoded(place))
-        open_shards = sum(len(source.open) for source in place.order.sources)
+        size = len(encoded(cursor))
+        open_shards = sum(len(source.open) for source in cursor.order.sources)
         assert size <= (drawn - oldest) / 8 + 1 + 32 * open_shards + 1024
         sizes.append(size)
     assert max(sizes) < 2048 < SNAPSHOT_LIMIT_BYTES == 64 << 10
@@ -220,10 +223,10 @@ def test_all_parts_that_differ_are_named() -> None:
 def test_rows_of_another_shape_do_not_refuse_a_snapshot() -> None:
     """An elastic restart may change layout and packing."""
     of = plans()
-    place = place_with([0, 1], of)
-    data = encoded(place)
+    cursor = place_with([0, 1], of)
+    data = encoded(cursor)
     other = StreamFingerprint.of(PARTS, {"packing": 2, "layout": "another"})
-    assert same(decode_snapshot(data, other, first_order(of)), place)
+    assert same(decode_snapshot(data, other, first_order(of)), cursor)
 
 
 def test_another_number_of_sources_is_refused() -> None:
@@ -266,19 +269,19 @@ def test_a_step_that_no_position_can_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eras", "said"),
+    ("cut_lengths", "said"),
     [
-        ([], "0 eras, must be 1 … 16"),
-        ([Era(1, 64)] * (ERAS_LIMIT + 1), "17 eras"),
-        ([Era(PIECES_LIMIT, 64), Era(1, 32)], "262145 samples drawn since its order, at most 262144"),
+        ([], "0 cut lengths, must be 1 … 16"),
+        ([CutLength(1, 64)] * (CUT_LENGTHS_LIMIT + 1), "17 cut lengths"),
+        ([CutLength(PIECES_LIMIT, 64), CutLength(1, 32)], "262145 samples drawn since its order, at most 262144"),
     ],
     ids=["none", "too many", "too long"],
 )
-def test_impossible_eras_are_refused(eras: list[Era], said: str) -> None:
+def test_impossible_cut_lengths_are_refused(cut_lengths: list[CutLength], said: str) -> None:
     of = plans()
-    place = StreamPlace(first_order(of), eras, np.zeros(3, np.uint8))
+    cursor = StreamCursor(first_order(of), cut_lengths, np.zeros(3, np.uint8))
     with pytest.raises(ProtocolError, match=said):
-        decode_snapshot(encoded(place), FINGERPRINT, first_order(of))
+        decode_snapshot(encoded(cursor), FINGERPRINT, first_order(of))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -293,8 +296,8 @@ def test_mutated_snapshots_raise_no_other_error(seed: int) -> None:
         except (ProtocolError, ContractError):
             continue
         read += 1
-        assert len(snapshot.place.packed) <= 8 * len(data)
-        for source in snapshot.place.order.sources:
+        assert len(snapshot.cursor.packed) <= 8 * len(data)
+        for source in snapshot.cursor.order.sources:
             assert len(source.open) <= source.plan.open_shards
             assert all(shard.shard < source.plan.shards for shard in source.open)
     assert 0 < read < 6_000  # some mutations change only offsets, counts or bits

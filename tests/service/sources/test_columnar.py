@@ -19,10 +19,10 @@ from packhorse_service.loading import decode
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.sources import npy
-from packhorse_service.sources.tar.columnar import AHEAD_BYTES, Column, Room, UniformSamples, read_uniform
+from packhorse_service.sources.tar.columnar import AHEAD_BYTES, Column, ColumnarSamples, ReusableBuffer, read_columnar
 from packhorse_service.sources.tar.grouping import group_samples
-from packhorse_service.sources.tar.reader import Member, read_members
-from packhorse_service.sources.tar.scan import plain_members
+from packhorse_service.sources.tar.reader import TarMember, read_members
+from packhorse_service.sources.tar.scan import scan_members
 from tests.service.shards_on_disk import ids_member, load_block, shard_at, write_tar
 from tests.shared_data import shared
 
@@ -84,7 +84,7 @@ def outcomes(path: Path, block_bytes: int) -> Iterator[tuple[Outcome, Outcome]]:
         request = BlockRequest("s", shard, offset, 0)
         found, behind = outcome(loader, request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(decode, "read_uniform", lambda *_: None)
+            patch.setattr(decode, "read_columnar", lambda *_: None)
             yield found, outcome(loader, request)[0]
         if behind is None:
             return
@@ -98,8 +98,8 @@ def assert_same(path: Path, raw: bytes, block_bytes: int = WHOLE) -> None:
         assert found == by_sample
 
 
-def uniform_of(raw: bytes, block_bytes: int = WHOLE, offset: int = 0) -> UniformSamples | None:
-    return read_uniform(io.BytesIO(raw), offset, block_bytes, Room())
+def uniform_of(raw: bytes, block_bytes: int = WHOLE, offset: int = 0) -> ColumnarSamples | None:
+    return read_columnar(io.BytesIO(raw), offset, block_bytes, ReusableBuffer())
 
 
 def ids_of(count: int, dtype: str = "<i4") -> bytes:
@@ -172,8 +172,8 @@ def test_any_archive_loads_as_it_does_sample_by_sample(
 @settings(max_examples=200, deadline=None)
 @given(raw=archives())
 def test_a_run_of_plain_members_is_how_the_shard_begins(raw: bytes) -> None:
-    run = plain_members(raw, at_end=True)
-    found: list[Member] = []
+    run = scan_members(raw, at_end=True)
+    found: list[TarMember] = []
     try:
         found.extend(read_members(io.BytesIO(raw), shard="x.tar"))
     except SourceError:
@@ -311,7 +311,7 @@ def test_a_pax_header_that_tells_a_wrong_length_is_refused(tmp_path: Path, digit
 def test_two_pax_headers_in_a_row_belong_to_one_member(tmp_path: Path) -> None:
     first, second = member("a.npy", ids_of(3), mtime=1.5), member("b.npy", ids_of(3), mtime=1.5)
     assert_same(tmp_path / "x.tar", first + second[:1024] + second, 1)
-    assert plain_members(first + second[:1024] + second, at_end=True).names == [b"a.npy"]
+    assert scan_members(first + second[:1024] + second, at_end=True).names == [b"a.npy"]
 
 
 def test_a_pax_header_that_nothing_follows_is_an_error(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_data_that_looks_like_a_header_is_data(tmp_path: Path) -> None:
     assert nested.count(b"ustar") == 4
     for archive in (raw, nested):
         assert_same(tmp_path / "x.tar", archive)
-        assert plain_members(nested, at_end=True).names == [b"a.npy", b"b.npy"]
+        assert scan_members(nested, at_end=True).names == [b"a.npy", b"b.npy"]
 
 
 def test_a_header_of_an_array_that_claims_what_would_overflow_is_a_fault(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ DIALOGUE = [
     {"role": "assistant", "content": "good bye"},
 ]
 
-PLAIN = (
+NO_OVERRIDES = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -62,7 +62,7 @@ def test_the_default_template_writes_tools_and_calls_with_null_content() -> None
 
 
 def test_templates_without_marks_give_the_same_spans_from_prefixes() -> None:
-    assert marked(ChatTemplate(PLAIN), DIALOGUE) == ["hello\n[end]", "good bye[end]"]
+    assert marked(ChatTemplate(NO_OVERRIDES), DIALOGUE) == ["hello\n[end]", "good bye[end]"]
 
 
 def test_a_template_whose_prefixes_differ_is_refused_with_the_remedy() -> None:
@@ -151,11 +151,11 @@ def test_null_content_is_never_written_as_a_word(printed: str) -> None:
 
 def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(BadSample, match="surrogate"):
-        render(PLAIN, [{"role": "user", "content": "a\ud800"}])
+        render(NO_OVERRIDES, [{"role": "user", "content": "a\ud800"}])
 
 
 def test_special_tokens_that_a_template_names_must_be_given() -> None:
     with pytest.raises(ConfigError, match="uses bos_token"):
-        ChatTemplate("{{ bos_token }}" + PLAIN)
-    template = ChatTemplate("{{ bos_token }}" + PLAIN, special_tokens={"bos_token": "<s>"})
+        ChatTemplate("{{ bos_token }}" + NO_OVERRIDES)
+    template = ChatTemplate("{{ bos_token }}" + NO_OVERRIDES, special_tokens={"bos_token": "<s>"})
     assert template.render(DIALOGUE[:1])[0].startswith("<s>[system]")

@@ -17,13 +17,13 @@ from packhorse.errors import SourceError
 from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.tar.grouping import BadSample, Sample, group_samples, split_name
-from packhorse_service.sources.tar.reader import Member, read_members
+from packhorse_service.sources.tar.reader import TarMember, read_members
 from tests.service.shards_on_disk import ids_member
 from tests.shared_data import shared
 
 
-def members_of(*files: tuple[str, bytes]) -> list[Member]:
-    return [Member(name, data, 1024 * number, 1024 * (number + 1)) for number, (name, data) in enumerate(files)]
+def members_of(*files: tuple[str, bytes]) -> list[TarMember]:
+    return [TarMember(name, data, 1024 * number, 1024 * (number + 1)) for number, (name, data) in enumerate(files)]
 
 
 def samples_of(*names: str) -> list[Sample]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhorse.errors import SourceError
-from packhorse_service.sources.tar.reader import Member, read_members
+from packhorse_service.sources.tar.reader import TarMember, read_members
 from tests.service.shards_on_disk import write_tar
 from tests.shared_data import shared
 
@@ -20,7 +20,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 WDS = ["compressed.tar", "mpdata.tar", "tendata.tar", "testgz.tar"]
 
 
-def read(raw: bytes, offset: int = 0) -> list[Member]:
+def read(raw: bytes, offset: int = 0) -> list[TarMember]:
     return list(read_members(io.BytesIO(raw), offset, shard="x.tar"))
 
 

@@ -1,7 +1,7 @@
 """The samples of a block where all of them have the same members: columns of data instead of samples.
 
 So nearly every block of a pre-tokenised shard is, and where it is, nothing has to be done sample by
-sample. ``read_uniform`` finds what ``read_members`` and ``group_samples`` would find, or gives ``None``
+sample. ``read_columnar`` finds what ``read_members`` and ``group_samples`` would find, or gives ``None``
 wherever those might find anything else, an error included.
 """
 
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from packhorse_service.sources.tar.grouping import split_name
 from packhorse_service.sources.tar.reader import BLOCK, text_of
-from packhorse_service.sources.tar.scan import PlainMembers, plain_members
+from packhorse_service.sources.tar.scan import ScannedMembers, scan_members
 
-__all__ = ["Column", "Room", "UniformSamples", "read_uniform"]
+__all__ = ["Column", "ColumnarSamples", "ReusableBuffer", "read_columnar"]
 
 # The sample behind a block is read too, to know that it is one. Where it reaches further than this, samples are so
 # large that what is done for each of them hardly counts.
 AHEAD_BYTES = 64 * 1024
 
 
-class Room:
+class ReusableBuffer:
     """Memory that is read into, again and again: for the system to give fresh memory costs more than to read it.
 
     What was made of one block must not look at it any more when the next is read.
@@ -49,7 +49,7 @@ class Column(NamedTuple):
     sizes: npt.NDArray[np.int64]  # [n] bytes
 
 
-class UniformSamples(NamedTuple):
+class ColumnarSamples(NamedTuple):
     """The n samples of a block."""
 
     keys: list[str]
@@ -57,7 +57,7 @@ class UniformSamples(NamedTuple):
     next_offset: int | None  # of the following sample's first header; None where the shard ends
 
 
-def read_uniform(stream: BinaryIO, offset: int, block_bytes: int, room: Room) -> UniformSamples | None:
+def read_columnar(stream: BinaryIO, offset: int, block_bytes: int, room: ReusableBuffer) -> ColumnarSamples | None:
     """Return the samples of ``stream`` from ``offset`` on: the last is the one with which ``block_bytes`` are reached.
 
     They lie in ``room``. ``None`` where their members differ, or where there is more than plain files and metadata
@@ -68,7 +68,7 @@ def read_uniform(stream: BinaryIO, offset: int, block_bytes: int, room: Room) ->
     stream.seek(offset)
     wanted = block_bytes + AHEAD_BYTES
     stretch = room.filled(stream, wanted)
-    members = plain_members(stretch, at_end=len(stretch) < wanted)
+    members = scan_members(stretch, at_end=len(stretch) < wanted)
     extensions = _extensions(members.names)
     each = len(extensions)
     count = _samples_in(members, each, block_bytes)
@@ -81,7 +81,7 @@ def read_uniform(stream: BinaryIO, offset: int, block_bytes: int, room: Room) ->
         for number, extension in enumerate(extensions)
     }
     follows = behind < len(members.names)
-    return UniformSamples(keys, columns, offset + int(members.firsts[behind]) if follows else None)
+    return ColumnarSamples(keys, columns, offset + int(members.firsts[behind]) if follows else None)
 
 
 def _extensions(names: Sequence[bytes]) -> list[str]:
@@ -99,7 +99,7 @@ def _extensions(names: Sequence[bytes]) -> list[str]:
     return extensions
 
 
-def _samples_in(members: PlainMembers, each: int, block_bytes: int) -> int:
+def _samples_in(members: ScannedMembers, each: int, block_bytes: int) -> int:
     """Return how many samples of ``each`` members the block has; 0 where its end is not among the members."""
     if not each:
         return 0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from packhorse.errors import SourceError
-from packhorse_service.sources.tar.reader import Member, place_of
+from packhorse_service.sources.tar.reader import TarMember, describe_member
 
 __all__ = ["BadSample", "Sample", "content_of", "group_samples"]
 
@@ -29,7 +29,7 @@ class BadSample(SourceError):
     ``member`` is the one at fault, ``None`` where it is the sample as a whole.
     """
 
-    def __init__(self, reason: str, member: Member | None = None) -> None:
+    def __init__(self, reason: str, member: TarMember | None = None) -> None:
         self.member = member
         super().__init__(reason)
 
@@ -38,23 +38,23 @@ class Sample(NamedTuple):
     """The members of one sample, by extension (without ``.gz``)."""
 
     key: str
-    members: dict[str, Member]
+    members: dict[str, TarMember]
     next_offset: int | None  # of the following sample's first header; None where the shard ends
 
     @property
-    def first(self) -> Member:
+    def first(self) -> TarMember:
         """The member that comes first in the shard."""
         return next(iter(self.members.values()))
 
 
-def group_samples(members: Iterable[Member], *, shard: str) -> Iterator[Sample]:
+def group_samples(members: Iterable[TarMember], *, shard: str) -> Iterator[Sample]:
     """Yield the samples that ``members`` of one shard form.
 
     Raises ``SourceError`` where a sample has one extension twice, or a key comes again after another:
     its members would be taken for two samples.
     """
     seen: set[str] = set()
-    key, current = "", dict[str, Member]()
+    key, current = "", dict[str, TarMember]()
     for member in members:
         prefix, extension = split_name(member.name)
         if not prefix:  # no dot in its name
@@ -64,14 +64,14 @@ def group_samples(members: Iterable[Member], *, shard: str) -> Iterator[Sample]:
                 yield Sample(key, current, member.offset)
             if prefix in seen:
                 raise SourceError(
-                    f"{place_of(shard, member)}: duplicate key {prefix!r}, it came earlier in this shard; the members "
-                    "of a sample must follow one another (sort the files before tar), and keys must differ"
+                    f"{describe_member(shard, member)}: duplicate key {prefix!r}, it came earlier in this shard; the "
+                    "members of a sample must follow one another (sort the files before tar), and keys must differ"
                 )
             seen.add(prefix)
             key, current = prefix, {}
         if extension in current:
             raise SourceError(
-                f"{place_of(shard, member)}: duplicate key {prefix!r}, its sample already has a member "
+                f"{describe_member(shard, member)}: duplicate key {prefix!r}, its sample already has a member "
                 f"{current[extension].name!r}; keys must differ within a shard"
             )
         current[extension] = member
@@ -90,7 +90,7 @@ def split_name(name: str) -> tuple[str, str]:
     return key, extension.lower().removesuffix(COMPRESSED)
 
 
-def content_of(member: Member) -> bytes:
+def content_of(member: TarMember) -> bytes:
     """Return a member's data, decompressed where its name ends in ``.gz``. Raises ``BadSample`` if damaged."""
     if member.name[-3:].lower() != COMPRESSED:
         return member.data

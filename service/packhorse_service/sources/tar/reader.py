@@ -20,11 +20,11 @@ from typing import BinaryIO, NamedTuple, cast
 
 from packhorse.errors import SourceError
 
-__all__ = ["Member", "place_of", "read_members"]
+__all__ = ["TarMember", "describe_member", "read_members"]
 
 BLOCK = 512  # bytes
 ZEROS = bytes(BLOCK)
-PIECE_BYTES = 16 * 1024 * 1024  # a size in a header is a claim: memory is taken as data really comes
+READ_LIMIT_BYTES = 16 * 1024 * 1024  # a size in a header is a claim: memory is taken as data really comes
 
 NAME, SIZE, CHECKSUM, KIND, MAGIC, PREFIX = (
     slice(0, 100),
@@ -67,7 +67,7 @@ REFUSED_MAGIC = {
 }
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """One regular file of a tar. Offsets count bytes of the (decompressed) tar stream."""
 
     name: str
@@ -76,22 +76,22 @@ class Member(NamedTuple):
     next_offset: int  # of what follows it
 
 
-class _Extended(NamedTuple):
+class _HeaderOverrides(NamedTuple):
     """What PAX and GNU headers say about the member that follows them."""
 
     name: str | None = None
     size: int | None = None
 
 
-PLAIN = _Extended()
+NO_OVERRIDES = _HeaderOverrides()
 
 
-def place_of(shard: str, member: Member) -> str:
+def describe_member(shard: str, member: TarMember) -> str:
     """Say where ``member`` stands: how every error about data begins."""
     return f"shard {shard!r}, member {member.name!r} at byte {member.offset}"
 
 
-def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[Member]:
+def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[TarMember]:
     """Yield the regular members of the tar ``stream`` from ``offset`` on, which must be a member's first header.
 
     ``stream`` must be seekable and buffered. A stream that is gzip as a whole is decompressed; there a
@@ -101,8 +101,8 @@ def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[M
     Raises ``SourceError``, naming ``shard``, the member where known and the byte offset, for everything
     that is not a readable tar.
     """
-    source = _Source(stream, offset, shard)
-    first, extended = offset, PLAIN  # of the member that is being put together
+    source = _TarStream(stream, offset, shard)
+    first, extended = offset, NO_OVERRIDES  # of the member that is being put together
     header = source.read(BLOCK)
     while source.continues(header, first):
         kind = header[KIND]
@@ -121,16 +121,16 @@ def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[M
         data, header = body[:size], body[padded:]
         source.position += BLOCK + padded
         if kind in EXTENSIONS:
-            if kind == PAX_GLOBAL and extended is PLAIN:
+            if kind == PAX_GLOBAL and extended is NO_OVERRIDES:
                 first = source.position  # it says nothing about this member alone, which can be read without it
             extended = _extend(extended, kind, data, source)
             continue
         if kind in REGULAR and not (name.startswith("__") and METADATA.match(name)):
-            yield Member(name, data, first, source.position)
-        first, extended = source.position, PLAIN
+            yield TarMember(name, data, first, source.position)
+        first, extended = source.position, NO_OVERRIDES
 
 
-class _Source:
+class _TarStream:
     """The tar stream with its place in it: reads, and words errors."""
 
     __slots__ = ("position", "shard", "stream")
@@ -166,16 +166,16 @@ class _Source:
             return
         self.stream.seek(0)
         self.stream = cast(BinaryIO, gzip.GzipFile(fileobj=self.stream, mode="rb"))
-        while offset > 0 and (skipped := len(self.read(min(offset, PIECE_BYTES)))):
+        while offset > 0 and (skipped := len(self.read(min(offset, READ_LIMIT_BYTES)))):
             offset -= skipped
 
     def read(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or what is left."""
         try:
-            if count <= PIECE_BYTES:
+            if count <= READ_LIMIT_BYTES:
                 return self.stream.read(count)
             pieces = []
-            while count > 0 and (piece := self.stream.read(min(count, PIECE_BYTES))):
+            while count > 0 and (piece := self.stream.read(min(count, READ_LIMIT_BYTES))):
                 pieces.append(piece)
                 count -= len(piece)
             return b"".join(pieces)
@@ -201,7 +201,7 @@ class _Source:
 
     def _verify_to_end(self) -> None:
         """A gzip stream's checksum stands behind its last byte: read to there, so that it is compared."""
-        while isinstance(self.stream, gzip.GzipFile) and self.read(PIECE_BYTES):
+        while isinstance(self.stream, gzip.GzipFile) and self.read(READ_LIMIT_BYTES):
             pass
 
     def cut_inside(self, name: str, missing: int) -> SourceError:
@@ -273,7 +273,7 @@ def _name(header: bytes) -> str:
     return _text(header[NAME])
 
 
-def _extend(extended: _Extended, kind: int, data: bytes, source: _Source) -> _Extended:
+def _extend(extended: _HeaderOverrides, kind: int, data: bytes, source: _TarStream) -> _HeaderOverrides:
     if kind == GNU_NAME:
         return extended._replace(name=_text(data))
     if kind == GNU_LINK:
@@ -293,7 +293,7 @@ def _extend(extended: _Extended, kind: int, data: bytes, source: _Source) -> _Ex
     name, size = records.get(b"path"), records.get(b"size")
     if size is not None and (not size.isdigit() or len(size) > 20):
         raise source.refuse(f"the PAX header gives the size {size!r}, which is not a number")
-    return _Extended(
+    return _HeaderOverrides(
         name=extended.name if name is None else _text(name).rstrip("/"),
         size=extended.size if size is None else int(size),
     )

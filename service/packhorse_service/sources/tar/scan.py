@@ -29,7 +29,7 @@ from packhorse_service.sources.tar.reader import (
     renames,
 )
 
-__all__ = ["PlainMembers", "plain_members"]
+__all__ = ["ScannedMembers", "scan_members"]
 
 # Bytes 257 to 261 of a header, in the word that holds them.
 SIGNATURE, SIGNATURE_WORD, SIGNATURE_BITS = int.from_bytes(b"ustar", "little") << 8, 32, (1 << 40) - 1 << 8
@@ -51,7 +51,7 @@ Integers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
 
-class PlainMembers(NamedTuple):
+class ScannedMembers(NamedTuple):
     """The n plain files at the front of a stretch, whole ones only. Offsets count from its first byte."""
 
     names: list[bytes]  # not decoded yet
@@ -61,7 +61,7 @@ class PlainMembers(NamedTuple):
     ended: bool  # the archive ends behind them
 
 
-class _Headers(NamedTuple):
+class _HeaderTable(NamedTuple):
     """What looks like a header. Places count in blocks of 512 bytes."""
 
     places: Integers  # [h]
@@ -72,7 +72,7 @@ class _Headers(NamedTuple):
     usual: Truths  # [h] is one, written as nearly every tool writes it, and its data is whole
 
 
-def plain_members(stretch: bytes | memoryview, *, at_end: bool) -> PlainMembers:
+def scan_members(stretch: bytes | memoryview, *, at_end: bool) -> ScannedMembers:
     """Return the run of plain files with which ``stretch`` begins, at a header.
 
     ``at_end`` says that the shard has nothing behind the stretch.
@@ -85,7 +85,7 @@ def plain_members(stretch: bytes | memoryview, *, at_end: bool) -> PlainMembers:
     good[extending] &= _say_nothing(blocks, headers.places[extending] + 1, headers.sizes[extending])
     count = len(good) if good.all() else int(good.argmin())
     chosen = np.flatnonzero(~extending[:count])
-    return PlainMembers(
+    return ScannedMembers(
         names=headers.names[chosen].view(f"S{NAME.stop}").ravel().tolist(),
         firsts=headers.places[chosen - extended[chosen]] * BLOCK,
         starts=headers.places[chosen] * BLOCK + BLOCK,
@@ -96,7 +96,7 @@ def plain_members(stretch: bytes | memoryview, *, at_end: bool) -> PlainMembers:
     )
 
 
-def _headers(blocks: Bytes) -> _Headers:
+def _headers(blocks: Bytes) -> _HeaderTable:
     places = np.flatnonzero((blocks.view("<u8")[:, SIGNATURE_WORD] & SIGNATURE_BITS) == SIGNATURE)
     headers = blocks[places]
     fields = np.ascontiguousarray(headers[:, FIELDS].T)
@@ -115,7 +115,7 @@ def _headers(blocks: Bytes) -> _Headers:
         # Data may look like a header too; a header is what stands where the data before it ends.
         & (places == np.append(0, nexts)[:-1])
     )
-    return _Headers(places, np.ascontiguousarray(headers[:, NAME]), fields[KIND_ROW], sizes, nexts, usual)
+    return _HeaderTable(places, np.ascontiguousarray(headers[:, NAME]), fields[KIND_ROW], sizes, nexts, usual)
 
 
 def _are_octal(digits: Bytes) -> Truths:
