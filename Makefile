@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test long models browser deploy soak lint types check clean
+.PHONY: demo test explore long models browser deploy soak lint types check docs docs-site clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
 
 test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at most)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(LONG:%=--ignore %) --ignore tests/browser --ignore tests/deploy
+
+explore: $(VENV)/installed  ## property tests with other examples each time, and more of them
+	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore --timeout 0 tests $(EXPLORE)
 
 LONG := tests/fuzz tests/faults tests/service/loadtest tests/hostile tests/service/demo tests/docs/test_getting_started.py
 
@@ -40,12 +43,14 @@ types: $(VENV)/installed
 
 check: lint types test long
 
-.PHONY: docs
 docs: $(VENV)/installed  ## what docs/ says of the code, written anew from it
 	$(BIN)/python -m tools.docs docs/*.md
 
+docs-site: $(VENV)/site-installed  ## the documentation as a site, in site/: strict, no broken link
+	PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
+
 clean:
-	rm -rf $(VENV) demo-out
+	rm -rf $(VENV) demo-out site
 
 $(VENV)/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +59,10 @@ $(VENV)/installed: pyproject.toml .ci/constraints.txt
 
 $(VENV)/models-installed: $(VENV)/installed tests/models/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/models/requirements.txt
+	touch $@
+
+$(VENV)/site-installed: $(VENV)/installed tools/docs/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tools/docs/requirements.txt
 	touch $@
 
 $(VENV)/browser-installed: $(VENV)/installed tests/browser/requirements.txt
