@@ -27,10 +27,23 @@ def block(language: str) -> str:
 
 def test_the_first_60_lines_hold_the_configuration_the_loop_and_the_data_path() -> None:
     top = "\n".join(README.read_text(encoding="utf-8").splitlines()[:60])
-    for part in (block("yaml"), block("python"), "make demo", "make test", "══ZeroMQ══", "pipeline.py"):
+    for part in (block("yaml"), block("python"), "make demo", "make test", "═ZeroMQ═", "pipeline/"):
         assert part in top
     assert len(block("yaml").splitlines()) <= 13
     assert len(block("python").splitlines()) <= 9
+
+
+def test_it_is_read_in_one_sitting() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_each_box_of_the_data_path_is_a_folder_or_a_module_of_that_name() -> None:
+    picture = next(line for line in README.read_text(encoding="utf-8").splitlines() if "═ZeroMQ═" in line)
+    service, client = (half.replace("▶", " ").split() for half in picture.split("═ZeroMQ═"))
+    for root, boxes in (("service/packhorse_service", service), ("client/packhorse", client)):
+        for box in (box.lower() for box in boxes):
+            place = README.parent / root / box
+            assert place.is_dir() or place.with_suffix(".py").is_file(), f"{root}/{box}"
 
 
 def test_every_command_it_shows_exists_with_its_options() -> None:

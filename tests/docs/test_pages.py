@@ -15,7 +15,8 @@ from packhorse_service.config.yaml_check import checked, load_mapping
 from tests.docs.pages import PAGES, ROOT, blocks, text_of
 from tools.docs import filled
 
-LINKING = [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+AT_THE_ROOT = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+LINKING = [*sorted((ROOT / "docs").rglob("*.md")), *AT_THE_ROOT]
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"^(?:\$ |  *)packhorse (.*?)(?:\s+#.*|\s*&)?$|`packhorse (\w[^`]*)`", re.MULTILINE)
@@ -51,6 +52,15 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     assert {f"docs/{path.name}" for path in PAGES} <= linked
+
+
+def test_every_file_folder_and_target_that_contributing_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for place in re.findall(r"`((?:client|service|tests|tools|docs|deploy|\.ci)/[\w./-]*)`", text):
+        assert (ROOT / place).exists(), place
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {target for command in re.findall(r"`make ([\w -]+)`", text) for target in command.split()}
+    assert named <= {*targets}, named - {*targets}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page)

@@ -1,4 +1,4 @@
-"""The README's evaluation really runs, beside the configuration and the loop that it begins with."""
+"""The evaluation of the page on checkpoints really runs, beside the configuration that the README begins with."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from tests.harness import running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
 from tests.test_readme import README
 
+PAGE = README.parent / "docs" / "checkpoints.md"
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 SCRIPT = """
@@ -44,8 +47,8 @@ def test_the_evaluation_covers_the_same_targets_in_each_pass_on_both_ranks(tmp_p
         (tmp_path / f"{name}.jsonl").write_text(rows)
         prepare([tmp_path / f"{name}.jsonl"], tmp_path, name=name, max_shard_samples=20, progress=False)
     config = tmp_path / "feed.yaml"
-    config.write_text(blocks("yaml")[0].replace(":5555", ":*") + blocks("yaml")[1])
-    (snippet,) = [block for block in blocks("python") if "validation" in block]
+    config.write_text(blocks(README, "yaml")[0].replace(":5555", ":*") + blocks(PAGE, "yaml")[0])
+    (snippet,) = [block for block in blocks(PAGE, "python") if "validation" in block]
     body = SCRIPT % re.sub("^(?=.)", "    ", snippet, flags=re.MULTILINE)
     with running_server(config) as server:
         script = f"import sys\nENDPOINT, OUT = {server.endpoint!r}, sys.stdout\n" + body
