@@ -19,7 +19,7 @@ from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.errors import ContractError, PackhorseError
 from packhorse.feeding.torch_arrays import to_torch
 from packhorse.rows.context_parallel import local_slots
-from packhorse.rows.row import Geometry
+from packhorse.rows.geometry import Geometry
 from packhorse_service.sources.formats import TokenArrays
 from tests.conformance.rows import contract_of, deliver, micro_batch_with, receive_offsets, samples_of
 from tests.conformance.vectors import Case

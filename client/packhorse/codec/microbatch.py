@@ -14,7 +14,8 @@ from packhorse.contract.partition import Partition
 from packhorse.contract.position import Position
 from packhorse.errors import ContractError
 from packhorse.rows.context_parallel import held_slots
-from packhorse.rows.row import SampleKey, row_digest
+from packhorse.rows.row import SampleKey
+from packhorse.rows.row_digest import row_digest
 
 __all__ = ["MicroBatch"]
 

@@ -18,8 +18,9 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.rows.context_parallel import held_slots
+from packhorse.rows.geometry import Geometry
 from packhorse.rows.payload import AnyArray, bits, from_bits, narrowest, split_arrays
-from packhorse.rows.row import Geometry, SampleKey
+from packhorse.rows.row import SampleKey
 from packhorse.schema import decoder_for, unpack
 from packhorse.wire.messages import BatchBody
 

@@ -7,7 +7,6 @@ before anything is read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from packhorse.errors import ProtocolError
+from packhorse.rounding import ceil_div, round_up
 from packhorse.schema import Whole
 
 __all__ = ["ArrayEntry", "join_arrays", "split_arrays"]
@@ -37,10 +37,6 @@ class ArrayEntry(Struct, frozen=True, gc=False):
     offset: Whole
 
 
-def _aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
-
-
 def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
     """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
     table, gaps = _table(tuple([(name, array.dtype, len(array)) for name, array in arrays.items()]))
@@ -57,9 +53,10 @@ def _table(
     """Of arrays by name, dtype and length, and the padding before each: the rows of a stream have few shapes."""
     entries, gaps, end = [], [], 0
     for name, dtype, length in arrays:
-        entries.append(ArrayEntry(name, dtype.newbyteorder("<").str, length, _aligned(end)))
-        gaps.append(bytes(_aligned(end) - end))
-        end = _aligned(end) + length * dtype.itemsize
+        offset = round_up(end, ALIGNMENT)
+        entries.append(ArrayEntry(name, dtype.newbyteorder("<").str, length, offset))
+        gaps.append(bytes(offset - end))
+        end = offset + length * dtype.itemsize
     return tuple(entries), tuple(gaps)
 
 
@@ -98,6 +95,6 @@ def bits(flags: npt.ArrayLike) -> npt.NDArray[np.uint8]:
 
 def from_bits(packed: AnyArray, count: int) -> npt.NDArray[np.uint8]:
     """The inverse of ``bits``; raises ``ProtocolError`` where the size is not that of ``count`` bits."""
-    if len(packed) != math.ceil(count / 8):
+    if len(packed) != ceil_div(count, 8):
         raise ProtocolError(f"{len(packed)} bytes of bits where {count} were promised")
     return np.unpackbits(packed.view(np.uint8), count=count, bitorder="little")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from packhorse.rounding import round_up
+
 __all__ = ["near_multiples", "next_multiple"]
 
 
 def next_multiple(value: int, unit: int) -> int:
     """Return the smallest multiple of ``unit`` that is at least ``value``, and at least ``unit``."""
-    return max(1, -(-value // unit)) * unit
+    return max(unit, round_up(value, unit))
 
 
 def near_multiples(value: int, unit: int) -> str:

@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from packhorse.contract.batch_contract import Packing, ReaderPolicy, ResolvedContract
 from packhorse.declare import BRIDGE_RULES
 from packhorse.errors import ConfigError
+from packhorse.rounding import ceil_div, round_up
 from packhorse.rules import (
     RULES,
     RUNTIME_RULES,
@@ -179,12 +180,12 @@ def fill_bound(lengths: Lengths, contract: ResolvedContract) -> dict[str, Any]:
         occupied = len(usable) * contract.seq_length
     else:
         multiple = contract.segment_multiple if contract.packed else 1
-        occupied = int((-(-usable // multiple) * multiple).sum())
+        occupied = int(round_up(usable, multiple).sum())
     return {
         "samples": len(lengths),
         "left_out": len(lengths) - len(usable),
         "useful_slots": useful,
-        "packs_at_least": -(-occupied // contract.seq_length),
+        "packs_at_least": ceil_div(occupied, contract.seq_length),
         "useful_fill_at_most": round(useful / occupied, 6) if occupied else 0.0,
     }
 

@@ -21,6 +21,7 @@ from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.errors import ConfigError, SourceError
+from packhorse.rounding import ceil_div
 from packhorse.rows.payload import narrowest
 from packhorse.wire.messages import DEFAULT_WINDOW
 from packhorse_service.config.serve_config import ServeConfig
@@ -194,7 +195,7 @@ class _Step:
     @classmethod
     def of(cls, contract: ResolvedContract, layout: ParallelLayout) -> _Step:
         width = contract.max_width * (1 if contract.packed else contract.micro_batch_size)
-        samples = min(contract.max_segments or width, -(-width // MEAN_SLOTS))
+        samples = min(contract.max_segments or width, ceil_div(width, MEAN_SLOTS))
         views = {view_of(reader, contract, layout) for reader in readers_of(layout) if reader.data == 0}
         payloads = [_payload(view, width, contract, layout) for view in views]
         return cls(contract.num_microbatches(layout) * layout.data, width, samples, payloads)

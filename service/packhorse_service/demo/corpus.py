@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import tokenizers
 
+from packhorse.rounding import ceil_div
+
 __all__ = ["SPECIAL_TOKENS", "Corpus", "CorpusSizes", "make_corpus"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # what the built-in chat template (ChatML) writes
@@ -139,7 +141,7 @@ def _digest(name: str) -> bytes:
 def _write_shards(pattern: Path, extension: str, texts: Mapping[str, str]) -> None:
     import webdataset  # loads torch, seconds that only this step should take
 
-    per_shard = -(-len(texts) // SHARDS)
+    per_shard = ceil_div(len(texts), SHARDS)
     with webdataset.ShardWriter(str(pattern), maxcount=per_shard, verbose=0, mtime=0) as shards:
         for key, text in texts.items():
             shards.write({"__key__": key, extension: text.encode()})

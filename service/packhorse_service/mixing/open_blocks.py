@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packhorse.errors import ProtocolError, SourceError
+from packhorse.rounding import ceil_div
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.engine import BlockStore
 from packhorse_service.mixing.order import BlockFacts, OpenShard, OrderCursor, SourceCursor, SourceOrderPlan
@@ -107,7 +108,7 @@ class OpenBlocks:
     def ahead(self, draws: int) -> UncutRun:
         """So many samples of those that ``plain`` told of."""
         shards = self.order.in_turn()
-        rounds = -(-draws // len(shards))
+        rounds = ceil_div(draws, len(shards))
         readings = [self.reading[at.shard] for at in shards]
         each = [
             [column[at.index : at.index + rounds] for column in reading.spans]

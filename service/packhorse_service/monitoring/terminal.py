@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from packhorse.rounding import ceil_div
 from packhorse_service.monitoring.headline import STALLED_BY, with_headline
 from packhorse_service.monitoring.status import (
     Level,
@@ -89,7 +90,7 @@ def _headline(stream: StreamStatus) -> Text:
 def _curve(stream: StreamStatus) -> str:
     """Throughput of the last minutes, as many seconds to a column as it takes."""
     rates = [moment.tokens_per_s for moment in stream.history]
-    a_column = -(-len(rates) // CURVE)
+    a_column = ceil_div(len(rates), CURVE)
     means = [sum(part) / len(part) for part in (rates[i : i + a_column] for i in range(0, len(rates), a_column or 1))]
     top = max(means, default=0.0)
     return sparkline(means, 0.0, top) if top > 0 else ""

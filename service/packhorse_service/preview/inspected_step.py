@@ -16,7 +16,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, make_engine, plan_stream
-from packhorse_service.planning.rows import row_offsets
+from packhorse_service.planning.row_layout import row_offsets
 from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.unit_names import short_name
 from packhorse_service.text.formatting import names

@@ -17,10 +17,11 @@ import numpy as np
 
 from packhorse.contract.batch_contract import Packing, Remainder, ResolvedContract
 from packhorse.errors import ConfigError
+from packhorse.rounding import ceil_div, round_up
 from packhorse_service.mixing.order import MixBy
 from packhorse_service.mixing.over_length import CUTS, OverLength
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.planning.rows import row_offsets
+from packhorse_service.planning.row_layout import row_offsets
 from packhorse_service.preview.plan_report import (
     Balance,
     Displacement,
@@ -214,7 +215,7 @@ class PlanCollector:
                 fillers=missing,
                 unsupervised=sum(pack.supervised == 0 for pack in packs),
                 row_slots=sum(physical.item(-1) for _, physical in offsets),
-                physical_slots=sum(-(-slots // multiple) * multiple for pack in packs for slots in pack.slots),
+                physical_slots=sum(round_up(slots, multiple) for pack in packs for slots in pack.slots),
                 tokens=[sum(of_source) for of_source in zip(*(pack.tokens for pack in packs), strict=True)],
                 costs=np.array(costs, dtype=np.int64)[np.array(step.ranks)],
             )
@@ -298,7 +299,7 @@ class PlanCollector:
         sizes = {Packing.ONLINE: packing.capacity * contract.segment_multiple, Packing.CONCAT: contract.seq_length}
         size = sizes.get(contract.packing)
         rows = contract.micro_batch_size if not contract.packed else 1
-        least = None if size is None else -(-physical // (size * rows))
+        least = None if size is None else ceil_div(physical, size * rows)
         return Fill(
             row_slots=row_slots,
             physical_slots=physical,

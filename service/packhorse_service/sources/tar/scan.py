@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packhorse.rounding import ceil_div
 from packhorse_service.sources.tar.reader import (
     BLOCK,
     KIND,
@@ -101,7 +102,7 @@ def _headers(blocks: Bytes) -> _HeaderTable:
     headers = blocks[places]
     fields = np.ascontiguousarray(headers[:, FIELDS].T)
     sizes = _octal(fields[SIZE_DIGITS])
-    nexts = places + 1 + -(-sizes // BLOCK)
+    nexts = places + 1 + ceil_div(sizes, BLOCK)
     checksums = headers.sum(axis=1, dtype=np.uint32) - fields[SUM].sum(axis=0, dtype=np.uint32) + SPACES
     usual = (
         _are_octal(fields[SIZE_DIGITS])
