@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from packhorse_service.commands import app
 from packhorse_service.prepare.prepare import prepare
-from tests.harness import running_server
+from tests.harness import DEADLINE_S, running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
 
 README = Path(__file__).parents[1] / "README.md"
@@ -81,9 +81,9 @@ def test_the_configuration_serves_and_the_loop_trains(tmp_path: Path) -> None:
             )
             for rank in range(2)
         ]
-        printed = [rank.communicate(timeout=60)[0].splitlines() for rank in ranks]
+        printed = [rank.communicate(timeout=DEADLINE_S)[0].splitlines() for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0]
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     assert len(printed[0]) == len(printed[1]) > 0
     assert all(line.startswith("torch.int64 256 ") for lines in printed for line in lines)
     assert sum(int(line.split()[-1]) for lines in printed for line in lines) > 0

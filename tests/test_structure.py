@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import packhorse
+from tests.harness import DEADLINE_S
 
 ROOT = Path(__file__).parents[1]
 CLIENT = sorted((ROOT / "client").rglob("*.py"))
@@ -132,7 +133,9 @@ def test_the_client_never_imports_the_service(path: Path) -> None:
 def test_importing_the_client_loads_neither_torch_nor_what_only_the_service_needs() -> None:
     heavy = ("torch", "packhorse_service", *SERVICE_ONLY)
     script = f"import sys, packhorse; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    )
     assert done.stdout.strip() == "[]"
 
 

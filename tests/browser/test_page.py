@@ -201,7 +201,7 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
     shown = show(width=width)
     seen = count()
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(statuses())
     def shows(status: ServerStatus) -> None:
         here = f"tcp://number-{next(seen)}"

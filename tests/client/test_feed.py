@@ -58,7 +58,7 @@ from packhorse.wire.messages import (
     encode,
 )
 from tests.client.messages import EXAMPLES
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 from tests.strategies import ATTEMPT, RowCase, Sample, body_and_payload, lay_out, row_of
 
 SOON_S = 0.2  # a deadline that is meant to pass
@@ -607,7 +607,7 @@ def test_a_closed_feed_says_so_instead_of_waiting(endpoint: str) -> None:
 def run_script(script: str, *arguments: str) -> str:
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environ, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.deploy.tools import DEPLOY, ROOT, free_port, missing, require, run
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 
 __all__ = ["Cluster", "Job", "running_cluster"]
 
@@ -174,7 +174,7 @@ def _answer(cluster: Cluster, command: list[str]) -> str:
         env={**os.environ, **cluster.environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     return done.stdout.strip()

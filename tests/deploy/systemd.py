@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.tools import DEPLOY, ROOT, missing, require, run
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 
 __all__ = ["Machine", "running_machine"]
 
@@ -70,7 +70,7 @@ def running_machine(folder: Path) -> Iterator[Machine]:
     finally:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
-        process.wait(20)
+        process.wait(DEADLINE_S)
 
 
 def _write_units(folder: Path) -> None:

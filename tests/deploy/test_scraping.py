@@ -17,7 +17,7 @@ from packhorse import ParallelLayout
 from tests.deploy.test_prometheus import DASHBOARD, PROMETHEUS, dashboard_queries
 from tests.deploy.tools import free_port, require
 from tests.faults.processes import launching
-from tests.harness import wait_until, write_config
+from tests.harness import DEADLINE_S, wait_until, write_config
 from tests.service.corpus import random_lengths, write_source
 
 LAYOUT = ParallelLayout(data=2)
@@ -66,7 +66,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(DEADLINE_S)
         self._log.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.deploy.corpus import trained_targets, write_corpus
 from tests.deploy.tools import DEPLOY, ROOT, missing, run
-from tests.harness import running_server, write_config
+from tests.harness import DEADLINE_S, running_server, write_config
 
 RANKS = 2
 TRAINERS = DEPLOY / "trainers"
@@ -42,7 +42,7 @@ def train(config: Path, *script: str, ranks: int = RANKS) -> str:
         environment = {**ENVIRONMENT, "PACKHORSE_ENDPOINT": server.endpoint}
         folder = f"--checkpoints={config.parent / 'checkpoints'}"
         printed = run([*launch, *script, folder], environment, timeout_s=120)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     return printed
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from packhorse_service.prepare.prepare import prepare
-from tests.harness import running_server
+from tests.harness import DEADLINE_S, running_server
 from tests.service.shards_on_disk import save_tiny_tokenizer
 from tests.test_readme import README
 
@@ -61,8 +61,8 @@ def test_the_evaluation_covers_the_same_targets_in_each_pass_on_both_ranks(tmp_p
             )
             for rank in range(2)
         ]
-        printed = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-        assert server.process.wait(10) == 0
+        printed = [json.loads(rank.communicate(timeout=DEADLINE_S)[0]) for rank in ranks]
+        assert server.process.wait(DEADLINE_S) == 0
     assert printed[0] == printed[1]
     (found, _) = printed
     evaluations = found["steps"] // 2

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.docs.pages import blocks, text_of
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 from tests.service.shards_on_disk import save_tiny_tokenizer
 
 # Commands by their first word, as this interpreter has them.
@@ -54,13 +54,13 @@ class Reader:
             return self._serves(line)
         if arguments[0] == "status":  # the monitor is where the test put it, not beside the readers' port
             line[-1] = self.addresses[MONITORS]
-        done = subprocess.run(line, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(line, cwd=self.folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def _serves(self, line: list[str]) -> str:
         if self.servers:
-            assert self.servers[-1].wait(20) == 0, "the server before has not ended by itself"
+            assert self.servers[-1].wait(DEADLINE_S) == 0, "the server before has not ended by itself"
         server = subprocess.Popen(
             [*line, "--monitor", self.addresses[MONITORS]], cwd=self.folder, stderr=subprocess.DEVNULL, text=True
         )
@@ -93,7 +93,7 @@ def test_its_files_and_commands_train_stop_and_go_on(tmp_path: Path) -> None:
                 (tmp_path / block.file).write_text(reader.elsewhere(block.text))
             elif block.language == "console":
                 said |= {line: reader.types(line) for line in re.findall(r"^\$ (.*)$", block.text, re.MULTILINE)}
-        assert reader.servers[-1].wait(20) == 0
+        assert reader.servers[-1].wait(DEADLINE_S) == 0
     trained = [int(text.split()[-1]) for line, text in said.items() if line.startswith("torchrun")]
     assert trained[0] == 4 < trained[1]
     assert torch.load(tmp_path / "checkpoint.pt")["feed"]

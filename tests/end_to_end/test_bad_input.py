@@ -12,7 +12,7 @@ import pytest
 
 from packhorse import BatchContract, ParallelLayout
 from packhorse.errors import ServerFailed, StartTimeout
-from tests.harness import failing_server, read_rank, running_server, write_config
+from tests.harness import DEADLINE_S, failing_server, read_rank, running_server, write_config
 from tests.service.shards_on_disk import ids_member, write_tar
 
 CONTRACT = {"seq_length": 64, "global_batch_size": 1, "vocab_size": 1000}
@@ -132,7 +132,7 @@ def test_readers_hear_of_bad_data_in_the_middle_of_the_stream(tmp_path: Path) ->
     with running_server(config) as server:
         with pytest.raises(ServerFailed, match=r"100\.npy.*2000"):
             read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
-        assert server.process.wait(10) == 1
+        assert server.process.wait(DEADLINE_S) == 1
 
 
 def test_a_skip_budget_skips_exactly_the_bad_samples(tmp_path: Path) -> None:

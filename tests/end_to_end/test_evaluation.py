@@ -185,7 +185,7 @@ def test_a_job_that_evaluates_leaves_in_order_and_so_does_the_server(data: Data)
 
     with running_server(data.config()) as server, ThreadPoolExecutor(RANKS) as pool:
         steps = list(pool.map(run, [server.endpoint] * RANKS, range(RANKS)))
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     assert len({count for of_rank in steps for count in of_rank}) == 1
 
 
@@ -197,7 +197,7 @@ def test_a_job_that_never_evaluates_leaves_the_server_in_order_too(data: Data) -
                 take(feed, 1)
 
         list(pool.map(run, range(RANKS)))
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
 
 
 def loaders(process: subprocess.Popen[str]) -> int:
@@ -319,7 +319,7 @@ def test_data_that_fails_an_evaluation_does_not_end_training(
 
     with running_server(data.config(validation=validation)) as server, ThreadPoolExecutor(RANKS) as pool:
         assert list(pool.map(run, [server.endpoint] * RANKS, range(RANKS))) == undisturbed.trained
-        assert server.process.wait(10) == 1
+        assert server.process.wait(DEADLINE_S) == 1
 
 
 def test_data_that_fails_training_ends_evaluations_too(data: Data, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_data_that_fails_training_ends_evaluations_too(data: Data, tmp_path: Pat
 
     with running_server(data.config(sources=sources)) as server:
         on_all_ranks(server.endpoint, run)
-        assert server.process.wait(10) == 1
+        assert server.process.wait(DEADLINE_S) == 1
 
 
 # Killed, and resumed -----------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_a_server_killed_behind_the_end_of_training_serves_the_last_evaluation(
             barrier.wait(DEADLINE_S)
             for rank in ranks:
                 rank.result(DEADLINE_S)
-            assert server.process.wait(10) == 0, "all have met it again, and left"
+            assert server.process.wait(DEADLINE_S) == 0, "all have met it again, and left"
 
 
 @pytest.mark.parametrize(

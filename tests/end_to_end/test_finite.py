@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from packhorse import ParallelLayout
-from tests.harness import read_all, running_server, write_config
+from tests.harness import DEADLINE_S, read_all, running_server, write_config
 from tests.service.corpus import pairs_of, random_lengths, stored_pairs, write_source
 
 LAYOUT = ParallelLayout(data=2)
@@ -31,7 +31,7 @@ def test_all_ranks_end_at_the_same_step_with_every_target_or_all_whole_steps(
     config = write_config(shards[0].parent, layout={"data": 2}, contract=contract, sources=sources, **settings)
     with running_server(config) as server:
         read = read_all(server.endpoint, LAYOUT)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     positions = [[mb.position for mb in of_rank] for of_rank in read.values()]
     steps = len(positions[0]) // 5
     assert positions == [[(step, index) for step in range(steps) for index in range(5)]] * 2

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.harness import RunningServer, running_server, write_config
+from tests.harness import DEADLINE_S, RunningServer, running_server, write_config
 
 SCRIPT = """
 import sys
@@ -47,7 +47,7 @@ def run_job(server: RunningServer, ranks: list[Rank]) -> list[tuple[int, str]]:
         for rank in ranks
     ]
     try:
-        printed = [process.communicate(timeout=40)[0] for process in processes]
+        printed = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -85,4 +85,4 @@ def test_a_job_with_one_wrong_rank_is_refused_everywhere_and_the_corrected_one_i
         served = run_job(server, SOUND)
         assert [code for code, _ in served] == [0] * 8, served
         assert len({text for _, text in served}) == 1
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0

@@ -12,7 +12,7 @@ import pytest
 
 from packhorse import BatchContract, Feed, HandshakeRefused, ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
-from tests.harness import read_rank, running_server, write_config
+from tests.harness import DEADLINE_S, read_rank, running_server, write_config
 
 CONTRACT = {"seq_length": 256, "global_batch_size": 8, "vocab_size": 1000}
 SOURCES = {"a": {"shards": "a-*.tar"}}
@@ -28,7 +28,7 @@ def test_only_tensor_rank_0_reads_where_the_contract_says_so(token_shards: Path)
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(lambda rank: read_rank(server.endpoint, layout, rank, BatchContract()), (0, 2))
         assert [mb.position for mb in first] == [mb.position for mb in second]
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
 
 
 def test_stages_of_a_pipeline_get_what_they_use(token_shards: Path) -> None:
@@ -66,7 +66,7 @@ def test_chunks_of_a_virtual_pipeline_read_at_their_own_pace(token_shards: Path)
                     seen["last"] += [next(last).row_digest for _ in range(len(seen["first"]) - taken)]
             seen["last"] += [mb.row_digest for mb in last]
             assert next(first, None) is next(last, None) is None
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     assert seen["first"] == seen["last"]
     assert len(set(seen["first"])) == len(seen["first"])
 
@@ -104,5 +104,5 @@ def test_peers_prove_that_they_hold_the_same_micro_batch(token_shards: Path, ski
             )
             for rank in range(2)
         ]
-        printed = [rank.communicate(timeout=60)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
     assert [text.strip() for text in printed] == [said, said]

@@ -20,7 +20,16 @@ from packhorse import AuthenticationFailed, BatchContract, Feed, HandshakeRefuse
 from packhorse.transport.key_files import KEY_FILE
 from packhorse.transport.zmtp_probe import mechanism_of
 from packhorse_service.server.key_generation import make_client
-from tests.harness import failing_server, read_rank, reading, running_server, serve_command, wait_until, write_config
+from tests.harness import (
+    DEADLINE_S,
+    failing_server,
+    read_rank,
+    reading,
+    running_server,
+    serve_command,
+    wait_until,
+    write_config,
+)
 from tests.keys_on_disk import CURVE, make_keys, secrets_in
 from tests.service.corpus import random_lengths, write_source
 
@@ -59,7 +68,7 @@ def test_each_rank_reads_with_a_key_that_may_claim_it_over_an_encrypted_connecti
             for rank, name in enumerate(["zero.key", "one.key"])
         ]
         first, second = (future.result() for future in read)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     assert len(first) == len(second) > 0
 
 
@@ -100,7 +109,7 @@ def run_tap(
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -212,7 +221,7 @@ def test_no_secret_is_in_the_log_at_any_level(folder: Path) -> None:
             wait_until(endpoint.exists, "the endpoint")
             where = endpoint.read_text().strip()
             assert read_rank(where, ParallelLayout(), 0, BatchContract(), key_file=folder / "keys" / "trainers.key")
-            assert process.wait(10) == 0
+            assert process.wait(DEADLINE_S) == 0
         finally:
             process.kill()
     text = log.read_text()
@@ -227,7 +236,7 @@ def test_a_server_that_others_can_reach_is_not_started_without_keys_and_check_sa
     config = config_of(folder, curve=None, listen="tcp://0.0.0.0:*")
     refused = failing_server(config)
     command = [sys.executable, "-m", "packhorse_service", "check", str(config)]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert checked.returncode == 1
     for text in (refused, " ".join(checked.stderr.split())):
         assert "listen='tcp://0.0.0.0:*' is not this machine's loopback" in text

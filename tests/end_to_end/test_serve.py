@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from packhorse import BatchContract, Feed, HandshakeRefused, MicroBatch, ParallelLayout
-from tests.harness import read_all, read_rank, running_server, wait_until, write_config
+from tests.harness import DEADLINE_S, read_all, read_rank, running_server, wait_until, write_config
 from tests.service.shards_on_disk import ids_member, write_tar
 
 CONTRACT = {"seq_length": 256, "global_batch_size": 8, "vocab_size": 1000}
@@ -66,7 +66,7 @@ def test_every_target_arrives_once_and_all_ranks_end_together(
     )
     with running_server(config) as server:
         received = read_all(server.endpoint, layout)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     positions = {rank: [mb.position for mb in mbs] for rank, mbs in received.items()}
     assert len({tuple(p) for p in positions.values()}) == 1
     readers = {rank: layout.coordinates(rank) for rank in received}
@@ -114,7 +114,7 @@ def test_what_became_of_every_target_is_logged_at_the_end(token_shards: Path) ->
     )
     with running_server(config) as server:
         micro_batches = read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     delivered, stored = targets_delivered(micro_batches).total(), targets_on_disk(token_shards).total()
     (line,) = [line for line in config.with_name("server.log").read_text().splitlines() if "source 'a'" in line]
     assert f"of {stored} targets {delivered} packed, {stored - delivered} lost, 0 left over, 0 pending;" in line
@@ -174,7 +174,7 @@ def test_a_signal_ends_the_server_within_5_seconds_and_leaves_no_process(
             next(feed)
             children = children_of(server.process.pid)
             assert len(children) >= 2
-            code = server.signal_and_wait(number, within_s=5)
+            code = server.signal_and_wait(number)
             assert code == (-number if number is signal.SIGKILL else 0), "it was asked to stop, and did"
         wait_until(lambda: not any(map(alive, children)), "the end of the loader processes", 5)
 
@@ -201,7 +201,7 @@ def test_a_reader_that_crashes_does_not_end_the_server_and_its_job_begins_again(
         assert server.process.poll() is None
         again = read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
         assert again[0].computed_digest() == first
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     assert targets_delivered(again) == targets_on_disk(token_shards)
 
 

@@ -41,7 +41,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 def test_it_prints_every_row_with_digests_and_counts_of_what_was_delivered(token_shards: Path) -> None:
     with running_server(config_of(token_shards, keys=True)) as server:
         printed = rows(run_tap(server.endpoint, "--rank", "0", "--pairs", "--keys"))
-        assert server.process.wait(10) == 0
+        assert server.process.wait(DEADLINE_S) == 0
     with running_server(config_of(token_shards, keys=True)) as server:
         delivered = read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
     assert len({row["attempt"] for row in printed}) == 1
@@ -78,7 +78,7 @@ def test_it_goes_on_from_the_state_that_it_kept(token_shards: Path, tmp_path: Pa
         whole = rows(run_tap(server.endpoint))
     with running_server(config) as server:
         begun = rows(run_tap(server.endpoint, "--steps", "3", "--state-out", state))
-        assert server.process.wait(10) == 0  # it left in order
+        assert server.process.wait(DEADLINE_S) == 0  # it left in order
     assert len(begun) == 3 * 4
     with running_server(config) as server:
         rest = rows(run_tap(server.endpoint, "--resume", state, "--state-out", state))

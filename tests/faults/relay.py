@@ -20,7 +20,7 @@ from packhorse.wire.messages import Ack, Batch, End, Hello, Message, Welcome, de
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 BUFFER_BYTES = 1 << 16  # a relay holds little itself: where one end does not read, the other notices soon
 
 

@@ -19,7 +19,7 @@ from packhorse_service.monitoring.headline import STALLED_BY
 from packhorse_service.monitoring.status import Cause, ReaderState, ServerStatus, Stall, StreamStatus
 from tests.faults.job import Job
 from tests.faults.test_processes_killed import held_loader
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 
 
 class Seen:
@@ -64,7 +64,7 @@ class Seen:
 
     def _told_in_a_terminal(self, cause: Cause, why: str) -> None:
         command = [sys.executable, "-m", "packhorse_service", "status", self._file.read_text().strip()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert done.returncode == 4, done.stderr
         shown = " ".join(done.stdout.split())
         assert STALLED_BY[cause] in shown or cause is Cause.STARTUP

@@ -26,7 +26,7 @@ from tests.strategies import ATTEMPT, body_and_payload
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "DeprecationWarning")]
 
-many = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
 
 # Trees: messages, keys, states, conversations --------------------------------------------------------
 

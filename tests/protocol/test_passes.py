@@ -289,4 +289,4 @@ class Faults(RuleBasedStateMachine):
 
 
 TestFaults = Faults.TestCase
-TestFaults.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFaults.settings = settings(max_examples=150, stateful_step_count=40)

@@ -340,7 +340,6 @@ def test_no_schedule_makes_a_gap_a_duplicate_a_disagreement_or_a_deadlock_and_ev
             derandomize=asked is None,
             database=None,
             report_multiple_bugs=False,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -22,6 +22,7 @@ from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, Stack, Train
 from packhorse.declare import BRIDGE_RULES, bridge_rule_input, check_bridge
 from packhorse.errors import ConfigError
 from packhorse.rules import RuleInput, Severity, check, errors, unchecked
+from tests.harness import DEADLINE_S
 
 # After validate_args: what a Megatron-LM job of 16 ranks holds, of what is read.
 MEGATRON: dict[str, Any] = {
@@ -330,7 +331,9 @@ class TestCheckBridge:
 
     def test_nothing_of_bridge_megatron_or_torch_is_imported(self) -> None:
         script = "import sys, packhorse.declare; print([n for n in sys.modules if n.startswith(('torch', 'megatron'))])"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+        )
         assert done.stdout.strip() == "[]"
 
 

@@ -13,6 +13,7 @@ import torch.distributed
 from packhorse.contract.layout import ParallelLayout
 from packhorse.declare.rank_info import RankInfo, detect_rank
 from packhorse.errors import ConfigError
+from tests.harness import DEADLINE_S
 
 FOUR = ParallelLayout(data=4)
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4"}
@@ -57,7 +58,9 @@ def test_torch_is_never_imported_to_ask() -> None:
         "print(tuple(detect_rank(ParallelLayout(data=4), environ={'RANK': '1', 'WORLD_SIZE': '4'})))\n"
         "print('torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    )
     assert done.stdout.splitlines() == ["(1, 4, 'torchrun')", "False"]
 
 

@@ -11,7 +11,7 @@ from packhorse_service.processes import Children
 from tests.harness import wait_until
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 MARK = "PACKHORSE_TEST_MARK"  # an environment variable that all descendants of a test inherit
 
 

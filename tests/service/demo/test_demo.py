@@ -13,6 +13,7 @@ import pytest
 from packhorse_service.demo import INTERRUPTED, DemoSizes, run_demo
 from packhorse_service.demo.corpus import CorpusSizes
 from packhorse_service.processes import SERVE
+from tests.harness import DEADLINE_S
 from tests.service.demo.running import MARK, eventually, marked
 
 SMALL = DemoSizes(
@@ -30,7 +31,7 @@ def test_it_trains_draws_and_leaves_no_process(
     assert (tmp_path / "packs.png").stat().st_size > 10_000
     shown = capsys.readouterr().out
     assert "loss, first → last" in shown
-    eventually(lambda: not marked(str(tmp_path)), deadline_s=2)
+    eventually(lambda: not marked(str(tmp_path)))
     if steps is not None:
         assert len((tmp_path / "run" / "rank-0.jsonl").read_text().splitlines()) == steps
 
@@ -42,7 +43,7 @@ def test_a_failing_trainer_is_shown_and_ends_the_demo(
     too_small = DemoSizes(seq_length=SMALL.seq_length, global_batch_size=3, corpus=SMALL.corpus)  # not for two ranks
     assert run_demo(tmp_path, 1, too_small) == 1
     assert "server ended with exit code" in capsys.readouterr().out
-    eventually(lambda: not marked(str(tmp_path)), deadline_s=2)
+    eventually(lambda: not marked(str(tmp_path)))
 
 
 def test_ctrl_c_stops_everything_within_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +54,6 @@ def test_ctrl_c_stops_everything_within_five_seconds(tmp_path: Path, monkeypatch
         assert len(marked(str(tmp_path))) >= 6  # the demo, the server, four ranks
         demo.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert demo.wait(5) == INTERRUPTED
+        assert demo.wait(DEADLINE_S) == INTERRUPTED
         assert time.monotonic() - began < 5
-    eventually(lambda: not marked(str(tmp_path)), deadline_s=2)
+    eventually(lambda: not marked(str(tmp_path)))

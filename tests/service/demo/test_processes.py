@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from packhorse_service.processes import ChildFailed, Children, stop_signals
+from tests.harness import DEADLINE_S
 from tests.service.demo.running import MARK, eventually, marked
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
@@ -90,5 +91,5 @@ def test_signals_set_an_event_and_the_former_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_signals() as asked:
         os.kill(os.getpid(), signal.SIGINT)
-        assert asked.wait(5)
+        assert asked.wait(DEADLINE_S)
     assert signal.getsignal(signal.SIGINT) is before

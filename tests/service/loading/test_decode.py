@@ -52,7 +52,7 @@ def test_a_block_holds_ids_keys_and_offsets_of_its_samples(tmp_path: Path) -> No
     assert [block.tokens.dtype, block.offsets.dtype] == [np.dtype(np.uint32), np.dtype(np.int64)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 900), min_size=1, max_size=12),
     block_bytes=st.integers(1, 9000),

@@ -12,6 +12,7 @@ import pytest
 from packhorse_service.loadtest.load_test import FILES_A_RANK
 from packhorse_service.loadtest.run.usage import TICKS, Usage, observe, observe_all
 from packhorse_service.server.rlimit import BESIDE_CONNECTIONS
+from tests.harness import DEADLINE_S
 
 
 def process(proc: Path, pid: int, parent: int, ticks: int, kib: int, files: int = 0) -> None:
@@ -55,7 +56,7 @@ def test_ranks_that_need_more_files_than_may_be_open_are_refused_with_the_number
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512)); sys.argv[1:] = sys.argv[1].split(); main()"
     )
     words = [sys.executable, "-c", script, "loadtest --ranks 1024 --processes 1 --seq-length 64 --mean-length 8"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     said = " ".join(done.stderr.split())
     assert done.returncode == 1, said
     assert f"ulimit -n {1024 * FILES_A_RANK + BESIDE_CONNECTIONS}" in said

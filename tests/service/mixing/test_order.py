@@ -133,7 +133,7 @@ def test_integers_have_the_ratio_of_the_weights(weights: list[float]) -> None:
 # Epochs and shards -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=SOURCES, open_shards=OPEN_SHARDS, epochs=st.integers(1, 3), shuffle=st.booleans())
 def test_each_sample_of_a_finite_source_comes_once_an_epoch(
     data: Data, open_shards: int, epochs: int, shuffle: bool
@@ -145,14 +145,14 @@ def test_each_sample_of_a_finite_source_comes_once_an_epoch(
         assert Counter((d.shard, d.sample) for d in draws if d.epoch == epoch) == all_samples(data)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=SOURCES, open_shards=OPEN_SHARDS, seed=st.integers(0, 100))
 def test_each_run_gives_the_same_order(data: Data, open_shards: int, seed: int) -> None:
     plan = plan_for(data, open_shards=open_shards, epochs=2, seed=seed)
     assert list(walk(start([plan]), [data])) == list(walk(start([plan]), [data]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=SOURCES, open_shards=OPEN_SHARDS)
 def test_samples_of_a_shard_come_in_its_order(data: Data, open_shards: int) -> None:
     """The loader reads a shard forward; samples are shuffled within a block, by the stream."""
@@ -202,7 +202,7 @@ def test_a_shard_that_ends_without_another_to_open_leaves_the_turn_to_the_one_be
     assert [draw.shard for draw in draws] == [0, 1, 2, 0, 2, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=SOURCES, open_shards=OPEN_SHARDS)
 def test_no_more_shards_are_open_than_allowed(data: Data, open_shards: int) -> None:
     order = start([plan_for(data, open_shards=open_shards, epochs=2)])
@@ -224,7 +224,7 @@ def test_the_next_shard_is_the_one_that_opens_next() -> None:
 # Saving and restoring --------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.lists(SOURCES, min_size=1, max_size=3),
     open_shards=OPEN_SHARDS,

@@ -110,7 +110,7 @@ def stands(stream: SampleStream) -> tuple[object, ...]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sources=SOURCES,
     by=st.sampled_from(MixBy),
@@ -135,7 +135,7 @@ def test_runs_give_what_single_draws_give(
         assert stands(stream) == stands(single.stream)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sources=SOURCES, wants=st.lists(DEMANDS, min_size=1, max_size=12))
 def test_a_stream_that_stands_inside_a_run_resumes_there(sources: list[Source], wants: list[Demand]) -> None:
     stream = stream_of(sources, Mixing())

@@ -82,7 +82,7 @@ POLICIES = st.sampled_from(OverLength).filter(lambda policy: policy is not OverL
 # Order -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, policy=POLICIES, seq_length=st.integers(1, 8))
 def test_the_order_of_samples_depends_on_neither_seq_length_nor_policy(
     lengths: list[list[list[int]]], policy: OverLength, seq_length: int
@@ -151,7 +151,7 @@ def test_loading_ahead_is_bounded_by_the_open_shards() -> None:
 # Over-length samples ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths=LENGTHS, seq_length=st.integers(1, 30), labelled=st.booleans())
 def test_splitting_keeps_every_target_exactly_once(
     lengths: list[list[list[int]]], seq_length: int, labelled: bool
@@ -336,7 +336,7 @@ def saved(cursor: StreamCursor, corpus: MemoryCorpus) -> StreamCursor:
     return StreamCursor(OrderCursor(sources, Mixing()), list(cursor.cut_lengths), cursor.packed.copy(), cursor.checksum)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     lengths=LENGTHS,
     policy=st.sampled_from([OverLength.SPLIT, OverLength.DROP, OverLength.TRUNCATE_LEFT]),
@@ -438,7 +438,7 @@ def test_with_a_mark_after_every_draw_a_place_lies_just_before_the_oldest_pendin
     assert len(stream.cursor().packed) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lag=st.integers(0, 100), lengths=st.lists(st.integers(2, 60), min_size=200, max_size=400))
 def test_a_place_lies_not_far_before_the_oldest_pending_piece(lag: int, lengths: list[int]) -> None:
     """However samples are cut, and in whatever order they are packed."""

@@ -56,7 +56,7 @@ def worst_shares(order: OrderCursor, data: Sequence[Data], limit: int) -> Iterat
 
 
 @pytest.mark.parametrize("by", MixBy)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(mixture=mixtures())
 def test_each_source_is_within_one_sample_of_its_share_after_every_draw(
     by: MixBy, mixture: tuple[list[Data], list[SourceOrderPlan]]
@@ -99,7 +99,7 @@ def test_a_source_that_ends_is_not_made_up_for_and_leaves_nobody_to_catch_up(by:
     assert all(abs(rest[:n].count(1) - rest[:n].count(2)) <= 1 for n in range(min(len(rest), 300)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mixture=mixtures(), by=st.sampled_from(MixBy))
 def test_a_stream_that_stops_is_the_beginning_of_the_one_that_goes_on(
     mixture: tuple[list[Data], list[SourceOrderPlan]], by: MixBy

@@ -43,7 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 # Of a stream -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.lists(st.integers(2, 40), min_size=1, max_size=8), min_size=1, max_size=3),
     policy=st.sampled_from(OverLength),

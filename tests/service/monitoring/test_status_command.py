@@ -20,7 +20,7 @@ from packhorse_service.monitoring.status import Cause, StreamPhase
 from tests.service.monitoring.answering import Site, answering
 from tests.service.monitoring.statuses import a_stall, a_status, with_stream
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def status(*arguments: str) -> Result:

@@ -260,7 +260,7 @@ MODES: list[dict[str, object]] = [
 ]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @given(lengths=st.lists(st.integers(2, 65), min_size=1, max_size=25))
 def test_every_target_is_delivered_once_and_every_snapshot_continues_the_same_stream(

@@ -56,7 +56,7 @@ def samples_of_pending(sizes: Sequence[int], plan: PackingPlan) -> Iterator[tupl
         yield pending, packer.next_pack()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STREAMS)
 def test_every_sample_is_packed_once_and_no_pack_is_over_its_limits(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -67,14 +67,14 @@ def test_every_sample_is_packed_once_and_no_pack_is_over_its_limits(stream: tupl
         assert plan.max_segments is None or len(pack) <= plan.max_segments
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STREAMS)
 def test_the_oldest_pending_sample_is_in_every_pack_and_first(stream: tuple[list[int], PackingPlan]) -> None:
     for pending, pack in samples_of_pending(*stream):
         assert pack[0] == pending[0][0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STREAMS)
 def test_samples_of_one_size_leave_in_arrival_order(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -84,7 +84,7 @@ def test_samples_of_one_size_leave_in_arrival_order(stream: tuple[list[int], Pac
     assert all(samples == sorted(samples) for samples in leaving.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STREAMS)
 def test_the_counts_of_what_is_pending_are_exact(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -98,7 +98,7 @@ def test_the_counts_of_what_is_pending_are_exact(stream: tuple[list[int], Packin
         assert packer.units < plan.lookahead + plan.capacity
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STREAMS)
 def test_a_packer_rebuilt_from_what_is_pending_goes_on_the_same_at_any_point(
     stream: tuple[list[int], PackingPlan],
@@ -123,7 +123,7 @@ def test_a_packer_rebuilt_from_what_is_pending_goes_on_the_same_at_any_point(
 # FIFO fill, exact tail --------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FIFO_STREAMS)
 def test_no_pack_leaves_out_a_pending_sample_that_fits(stream: tuple[list[int], PackingPlan]) -> None:
     sizes, plan = stream
@@ -133,7 +133,7 @@ def test_no_pack_leaves_out_a_pending_sample_that_fits(stream: tuple[list[int], 
             assert all(units > room for sample, units in pending if sample not in pack)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 32), max_size=60), lookahead=st.integers(1, 4))
 def test_a_pack_closes_at_least_as_well_as_the_best_single_or_pair(sizes: list[int], lookahead: int) -> None:
     plan = PackingPlan(capacity=32, lookahead=lookahead * 32)
@@ -146,7 +146,7 @@ def test_a_pack_closes_at_least_as_well_as_the_best_single_or_pair(sizes: list[i
             assert sum(sizes[sample] for sample in pack) >= plan.capacity - room + best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FIFO_STREAMS)
 def test_a_pack_begins_with_the_arrival_order_unless_big_samples_dominate(
     stream: tuple[list[int], PackingPlan],
@@ -204,7 +204,7 @@ DECREASING = pytest.mark.parametrize("algorithm", PLAIN)
 
 
 @DECREASING
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sizes=st.lists(st.integers(1, 40), max_size=80), capacity=st.integers(40, 90))
 def test_the_heuristics_are_those_of_the_books(algorithm: PackingAlgorithm, sizes: list[int], capacity: int) -> None:
     plan = PackingPlan(capacity=capacity, lookahead=1, algorithm=algorithm)
@@ -213,7 +213,7 @@ def test_the_heuristics_are_those_of_the_books(algorithm: PackingAlgorithm, size
 
 
 @DECREASING
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 40), max_size=120), lookahead=st.integers(1, 6))
 def test_each_lookahead_is_packed_as_a_whole_and_nothing_carries_over(
     algorithm: PackingAlgorithm, sizes: list[int], lookahead: int

@@ -316,7 +316,7 @@ def links(draw: st.DrawFn) -> Link:
     return Link(sections, draw(st.integers(1, 4)))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chain=st.lists(links(), min_size=2, max_size=7))
 def test_any_chain_of_settings_delivers_every_target_once(tmp_path: Path, chain: list[Link]) -> None:
     """A few steps with each, the last to the end. Inside a window, settings stay until windows meet."""

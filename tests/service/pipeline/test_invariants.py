@@ -74,7 +74,7 @@ def check_row(row: MicroBatch) -> None:
     assert row.computed_digest() == row.row_digest
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(case=CASES)
 def test_slices_rows_and_counts_hold_for_every_layout_and_mode(case: dict[str, Any]) -> None:
     context = case["context"]

@@ -144,7 +144,7 @@ def packs(draw: st.DrawFn, *, labelled: bool) -> tuple[list[SampleOf], ResolvedC
     return chosen, contract
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(packs(labelled=False) | packs(labelled=True))
 def test_a_row_is_what_the_design_says_slot_by_slot(pack: tuple[list[SampleOf], ResolvedContract]) -> None:
     chosen, contract = pack

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Admission, Decision, Limits, Rate, TokenBucket
 from packhorse_service.server.rlimit import BESIDE_CONNECTIONS
+from tests.harness import DEADLINE_S
 
 LIMITS = Limits.for_readers(4)
 
@@ -242,7 +243,9 @@ def limits_after(soft: int, hard: int, connections: int) -> str:
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+    )
     return done.stdout.strip()
 
 

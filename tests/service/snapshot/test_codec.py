@@ -88,7 +88,7 @@ def same(read: StreamSnapshot, cursor: StreamCursor) -> bool:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     bits=st.lists(st.integers(0, 1), max_size=200),
     step=st.integers(0, (1 << 62) - 1),

@@ -161,7 +161,7 @@ def archives(draw: st.DrawFn) -> bytes:
     return b"".join(parts) + draw(st.sampled_from([bytes(1024), b"", bytes(100), b"garbage!" * 64]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(raw=archives(), block_bytes=st.sampled_from([1, 2000, 5000, WHOLE]))
 def test_any_archive_loads_as_it_does_sample_by_sample(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes, block_bytes: int
@@ -169,7 +169,7 @@ def test_any_archive_loads_as_it_does_sample_by_sample(
     assert_same(tmp_path_factory.getbasetemp() / "any.tar", raw, block_bytes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(raw=archives())
 def test_a_run_of_plain_members_is_how_the_shard_begins(raw: bytes) -> None:
     run = scan_members(raw, at_end=True)
@@ -419,7 +419,7 @@ def test_arrays_that_are_no_good_ids_load_as_they_do_sample_by_sample(
     assert_same(tmp_path / "x.tar", written(files, tarfile.USTAR_FORMAT))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=4))
 def test_names_of_any_bytes_give_the_same_keys(tmp_path_factory: pytest.TempPathFactory, names: list[bytes]) -> None:
     parts = []
