@@ -8,7 +8,7 @@ that names the field. Nothing is coerced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
@@ -19,7 +19,16 @@ import msgspec
 
 from packhorse.errors import ConfigError, ProtocolError
 
-__all__ = ["HEADER_LIMIT_BYTES", "Whole", "decoder_for", "exact_reader", "pack", "unpack"]
+__all__ = [
+    "HEADER_LIMIT_BYTES",
+    "INTEGER_LIMIT",
+    "Whole",
+    "decoder_for",
+    "exact_reader",
+    "map_decoder",
+    "pack",
+    "unpack",
+]
 
 HEADER_LIMIT_BYTES = 16 << 10
 INTEGER_LIMIT = 1 << 62
@@ -30,6 +39,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=INTEGER_LIMIT)]
 
 Decoder = Callable[[object, str], Any]
 Kind = TypeVar("Kind")
+Made = TypeVar("Made")
 
 
 def pack(value: object) -> bytes:
@@ -136,20 +146,24 @@ def _record(items: tuple[Decoder, ...], make: Callable[..., object]) -> Decoder:
     return decode
 
 
-def _map(kind: type) -> Decoder:
-    inner = {name: decoder_for(hint) for name, hint in get_type_hints(kind).items()}
+def map_decoder(inner: Mapping[str, Decoder], make: Callable[..., Made]) -> Callable[[object, str], Made]:
+    """Return the decoder of a map of exactly these keys; ``make`` gets their values by name."""
 
-    def decode(value: object, where: str) -> object:
+    def decode(value: object, where: str) -> Made:
         if type(value) is not dict or value.keys() != inner.keys():
             got = value.keys() ^ inner.keys() if type(value) is dict else value
             raise _wrong(where, f"a map of exactly {', '.join(inner)}", got)
         values = {name: item(value[name], f"{where}.{name}") for name, item in inner.items()}
         try:
-            return kind(**values)
+            return make(**values)
         except ConfigError as error:
             raise ProtocolError(f"{where}: {error}") from error
 
     return decode
+
+
+def _map(kind: type) -> Decoder:
+    return map_decoder({name: decoder_for(hint) for name, hint in get_type_hints(kind).items()}, kind)
 
 
 def _tuple(hint: Any) -> Decoder:

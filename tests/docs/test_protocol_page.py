@@ -16,6 +16,7 @@ from packhorse.protocol.client_session import State
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES
+from packhorse.wire.facts import TEXT_LIMIT, UNKNOWN_FACTS_LIMIT
 from packhorse.wire.messages import TAGS, BatchBody, ErrorCode, SnapshotRef, WaitReason
 from packhorse_service.protocol.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
 from packhorse_service.protocol.readers import Phase
@@ -47,7 +48,9 @@ def on_the_wire(hint: Any) -> str:
 @pytest.mark.parametrize(("name", "kind"), [*TAGS.items(), ("body", BatchBody)])
 def test_a_message_has_the_fields_of_the_page(name: str, kind: type) -> None:
     described = [(field.strip("`"), wire_type) for field, wire_type, _ in rows(PAGE, f"### {name}")]
-    assert described == [(field, on_the_wire(hint)) for field, hint in get_type_hints(kind).items()]
+    assert described == [
+        (field, on_the_wire(hint)) for field, hint in get_type_hints(kind).items() if field != "unknown_facts"
+    ]
 
 
 @pytest.mark.parametrize("kind", [Violation, ArrayEntry, WaitReason, ErrorCode])
@@ -79,5 +82,7 @@ def test_limits_are_those_of_the_code() -> None:
         f"{messages.burst} at once, {messages.per_s:g} a second, {of_server.messages_per_sent:g} for each that was sent"
     )
     assert limits["messages"].startswith(told)
+    facts = f"{UNKNOWN_FACTS_LIMIT}, with texts and arrays of up to {TEXT_LIMIT}"
+    assert limits["facts that the server does not know"] == facts
     errors = of_server.protocol_errors
     assert limits["messages that are answered with an error"] == f"{errors.burst} at once, {errors.per_s:g} a second"

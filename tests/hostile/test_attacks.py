@@ -20,7 +20,7 @@ import pytest
 
 from packhorse import BatchContract, Coordinates, ParallelLayout, Position
 from packhorse.schema import pack
-from packhorse.wire.messages import Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
+from packhorse.wire.messages import PROTOCOL_VERSION, Ack, Bye, Hello, Message, Snapshot, SnapshotRef, encode
 from tests.client.messages import altered
 from tests.hostile.conftest import RANKS, Besieged
 from tests.hostile.zmtp import GREETING, READY, Stranger, close_all, dial, frame, message
@@ -29,8 +29,8 @@ AGAIN_S = 0.15  # less often than connections may be opened, so that the attack 
 LAYOUT = ParallelLayout(data=RANKS)
 CONTRACT = BatchContract()
 HELLO = Hello(
-    min_version=1,
-    max_version=1,
+    min_version=PROTOCOL_VERSION,
+    max_version=PROTOCOL_VERSION,
     stream="train",
     reader=Coordinates(data=0, context=0, tensor=0, pipeline=0),
     client=bytes(16),

@@ -28,7 +28,7 @@ from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import TRANSITIONS as CLIENT_TRANSITIONS
 from packhorse.protocol.client_session import State
 from packhorse.protocol.reader_state import FeedState
-from packhorse.wire.messages import NO_ATTEMPT
+from packhorse.wire.limits import NO_ATTEMPT
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER_TRANSITIONS
 from tests.protocol.rare_schedules import RARE

@@ -34,9 +34,9 @@ from packhorse.errors import ContractError, HandshakeRefused, PackhorseError, Pr
 from packhorse.protocol.reader_state import FeedState
 from packhorse.rules import Violation
 from packhorse.wire.digest import digest_of
+from packhorse.wire.limits import NO_ATTEMPT
 from packhorse.wire.messages import (
     DEFAULT_KEEP_ALIVE_S,
-    NO_ATTEMPT,
     PROTOCOL_VERSION,
     Ack,
     Batch,

@@ -15,17 +15,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from msgspec import Struct
 
-from packhorse.contract.batch_contract import BatchContract, ResolvedContract
-from packhorse.contract.layout import Coordinates, ParallelLayout
+from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.position import Position
 from packhorse.errors import ProtocolError
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES, Whole, decoder_for, exact_reader, pack, unpack
+from packhorse.wire.hello import PROTOCOL_VERSION, Hello, SnapshotRef, hello_fields, read_hello
+from packhorse.wire.limits import (
+    DIGEST_BYTES,
+    KEEP_ALIVE_RANGE_S,
+    require,
+    require_attempt,
+    require_position,
+)
 
 __all__ = [
     "DEFAULT_KEEP_ALIVE_S",
@@ -52,82 +58,10 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 2
-DIGEST_BYTES = 16
-ATTEMPT_BYTES = 8
-NO_ATTEMPT = b""
-NAME_LIMIT = 64
-WINDOW_LIMIT = 1 << 16
 # Micro-batches. What is sent, read and acknowledged half a window at once costs less the larger it is.
 DEFAULT_WINDOW = 16
 # How often a reader says that it lives, and a server what is waited for: until WELCOME says otherwise.
 DEFAULT_KEEP_ALIVE_S = 1.0
-KEEP_ALIVE_RANGE_S = (0.01, 3600.0)
-
-
-class SnapshotRef(NamedTuple):
-    """A snapshot somebody holds: the stream as it was before ``step``."""
-
-    step: int
-    digest: bytes
-
-    def check(self) -> None:
-        """Raise ``ProtocolError`` where no snapshot can be named like this."""
-        _require(self.step >= 0 and len(self.digest) == DIGEST_BYTES, "a snapshot is named by a step and 16 bytes")
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise ProtocolError(rule)
-
-
-def _position(position: Position) -> None:
-    if min(position) < 0:
-        raise ProtocolError("a position is never negative")
-
-
-def _attempt(attempt: bytes) -> None:
-    if len(attempt) != ATTEMPT_BYTES:
-        raise ProtocolError(f"an attempt is named by {ATTEMPT_BYTES} bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """Client → server: who I am, where I stand, what I hold."""
-
-    min_version: int
-    max_version: int
-    stream: str
-    reader: Coordinates
-    client: bytes  # 16 random bytes, one value for the life of a Feed
-    layout: ParallelLayout
-    contract: BatchContract
-    contract_digest: bytes
-    attempt: bytes  # empty in a new process or after load_state_dict
-    start: Position  # where this process began
-    position: Position  # of the next micro-batch it will hand out
-    snapshots: tuple[SnapshotRef, ...]
-    last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
-    window: int
-    start_timeout_s: float  # how long it waits for the others before it gives up
-
-    def __post_init__(self) -> None:
-        _require(self.start_timeout_s >= 0, "start_timeout_s is never negative")
-        _require(len(self.client) == DIGEST_BYTES, "a client id has 16 bytes")
-        _require(self.attempt == NO_ATTEMPT or len(self.attempt) == ATTEMPT_BYTES, "an attempt has 8 bytes or none")
-        _require(len(self.last_digest) in (0, DIGEST_BYTES), "a digest has 16 bytes")
-        _require(len(self.contract_digest) == DIGEST_BYTES, "a digest has 16 bytes")
-        for ref in self.snapshots:
-            ref.check()
-        _require(len(self.stream) <= NAME_LIMIT, f"a stream's name has at most {NAME_LIMIT} characters")
-        _require(0 <= self.window <= WINDOW_LIMIT, f"window must be in 0 … {WINDOW_LIMIT}")
-        _position(self.start)
-        _position(self.position)
-        _require(self.position >= self.start, "position is never before start")
-
-    @property
-    def has_handed_out(self) -> bool:
-        return self.position != self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +77,10 @@ class Welcome:
     warnings: tuple[Violation, ...] = ()  # what the reader should know, and is served nevertheless
 
     def __post_init__(self) -> None:
-        _attempt(self.attempt)
-        _position(self.position)
+        require_attempt(self.attempt)
+        require_position(self.position)
         least, most = KEEP_ALIVE_RANGE_S
-        _require(least <= self.keep_alive_s <= most, f"keep_alive_s must be in {least:g} … {most:g}")
+        require(least <= self.keep_alive_s <= most, f"keep_alive_s must be in {least:g} … {most:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +111,7 @@ class Snapshot:
     step: int
 
     def __post_init__(self) -> None:
-        _require(self.step >= 0, "a step is never negative")
+        require(self.step >= 0, "a step is never negative")
 
 
 class BatchBody(Struct, frozen=True, kw_only=True, gc=False):
@@ -213,8 +147,8 @@ class Batch(Struct, frozen=True, kw_only=True, gc=False):
     body: BatchBody
 
     def __post_init__(self) -> None:
-        _attempt(self.attempt)
-        _position(self.low_watermark)
+        require_attempt(self.attempt)
+        require_position(self.low_watermark)
 
     @property
     def position(self) -> Position:
@@ -232,8 +166,8 @@ class Ack(Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if not math.isfinite(self.loop_idle_s):
             raise ProtocolError("loop_idle_s is finite")
-        _attempt(self.attempt)
-        _position(self.position)
+        require_attempt(self.attempt)
+        require_position(self.position)
 
 
 class WaitReason(StrEnum):
@@ -266,8 +200,8 @@ class End:
     position: Position
 
     def __post_init__(self) -> None:
-        _attempt(self.attempt)
-        _position(self.position)
+        require_attempt(self.attempt)
+        require_position(self.position)
 
 
 class ErrorCode(StrEnum):
@@ -312,7 +246,7 @@ TAGS: dict[str, type] = {
     "BYE": Bye,
 }
 NAMES = {kind: tag for tag, kind in TAGS.items()}
-DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items()}
+DECODERS = {tag: decoder_for(kind) for tag, kind in TAGS.items() if kind is not Hello} | {"HELLO": read_hello}
 # What comes for every micro-batch, by the bytes that its header begins with.
 FREQUENT: dict[bytes, Callable[[bytes], Batch | Ack | None]] = {
     b"\x92" + pack(NAMES[Batch]): exact_reader(NAMES[Batch], Batch),
@@ -322,8 +256,8 @@ EXTRA_FRAMES: dict[type, tuple[int, ...]] = {Batch: (1, 2), End: (0, 1), Snapsho
 
 
 def encode(message: Message) -> bytes:
-    """The header frame of a message; its further frames, if any, are sent behind it."""
-    return pack((NAMES[type(message)], message))
+    """Return the header frame of a message; its further frames, if any, are sent behind it."""
+    return pack((NAMES[type(message)], hello_fields(message) if type(message) is Hello else message))
 
 
 def decode(frames: Frames) -> tuple[Message, Frames]:

@@ -29,7 +29,7 @@ from packhorse.contract.batch_contract import BatchContract, Remainder
 from packhorse.contract.documented import description_of
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
-from packhorse.wire.messages import NAME_LIMIT
+from packhorse.wire.limits import NAME_LIMIT
 from packhorse_service.config.addresses import AUTO, address_of
 from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loading.decode import BLOCK_BYTES

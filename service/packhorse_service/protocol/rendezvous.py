@@ -19,7 +19,8 @@ from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
 from packhorse.rules import Violation
-from packhorse.wire.messages import NO_ATTEMPT, Hello
+from packhorse.wire.limits import NO_ATTEMPT
+from packhorse.wire.messages import Hello
 from packhorse_service.protocol.stream_spec import disagreements
 from packhorse_service.text.formatting import names
 

@@ -22,9 +22,9 @@ from packhorse.contract.position import Position
 from packhorse.errors import ContractError
 from packhorse.rules import Violation
 from packhorse.wire.digest import digest_of
+from packhorse.wire.hello import ForeignHello
+from packhorse.wire.limits import ATTEMPT_BYTES, NO_ATTEMPT
 from packhorse.wire.messages import (
-    ATTEMPT_BYTES,
-    NO_ATTEMPT,
     Ack,
     Bye,
     End,
@@ -45,7 +45,7 @@ from packhorse_service.protocol.readers import Phase, Reader, ReaderTable
 from packhorse_service.protocol.rejection import Rejections, rank_name
 from packhorse_service.protocol.rendezvous import PendingHello, Quorum, Rendezvous, reject_disagreeing
 from packhorse_service.protocol.step_buffer import StepBuffer
-from packhorse_service.protocol.stream_spec import StreamSpec
+from packhorse_service.protocol.stream_spec import StreamSpec, version_violation
 from packhorse_service.protocol.wait_messages import obstacles, rejoining, waits
 
 __all__ = ["Effect", "Make", "Phase", "Restore", "Send", "StreamSession"]
@@ -99,9 +99,11 @@ class StreamSession:
         """Make the first step before anybody has come."""
         return self._ask_for_step()
 
-    def receive(self, peer: bytes, message: Message, extra: Frames, now: float) -> list[Effect]:
-        """One message from a reader."""
+    def receive(self, peer: bytes, message: Message | ForeignHello, extra: Frames, now: float) -> list[Effect]:
+        """Take one message from a reader; return the effects."""
         self.heard_s = now
+        if isinstance(message, ForeignHello):  # whatever else there is to say, it may not understand
+            return [self.reject(peer, self.rejections.reject(message, [version_violation(message)]))]
         if self.failure is not None:
             return self._say_failure(peer, message)
         transition = TRANSITIONS.get((self.phase, type(message)))

@@ -1,22 +1,24 @@
-"""What one stream offers its readers, whom it refuses, and what it warns of."""
+"""What one stream is to its readers: the layout and contract that it serves, who reads it, and who may not."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
 
-from packhorse.contract.batch_contract import BatchContract, ReaderPolicy, ResolvedContract
+from packhorse import __version__
+from packhorse.contract.batch_contract import ReaderPolicy, ResolvedContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
-from packhorse.rules.runtime_rules import PROTOCOL, RANKS_AGREE
-from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, PROTOCOL_VERSION, Hello, Welcome
+from packhorse.rules.runtime_rules import KNOWN_FACTS, PROTOCOL, RANKS_AGREE
+from packhorse.wire.hello import PROTOCOL_VERSION, ForeignHello
+from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, Hello, Welcome
 from packhorse_service.text.formatting import names
 
-__all__ = ["StreamSpec", "disagreements", "readers_of"]
+__all__ = ["StreamSpec", "disagreements", "readers_of", "version_violation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +34,23 @@ class StreamSpec:
     keep_alive_s: float = DEFAULT_KEEP_ALIVE_S
     rejoin_after_s: float = 60.0
 
-    def _broken(self, hello: Hello) -> list[Violation]:
+    def _compare(self, hello: Hello) -> list[Violation]:
         return compare(hello.contract, hello.layout, hello.window, self.contract, self.layout)
 
     def warnings(self, hello: Hello) -> tuple[Violation, ...]:
-        """What this reader should know, and is served nevertheless."""
-        return tuple(warnings(self._broken(hello)))
+        """Return what this reader should know, and is served nevertheless."""
+        return (*warnings(self._compare(hello)), *_not_checked(hello))
+
+    def violations_of(self, hello: Hello) -> list[Violation]:
+        """Return every reason to reject this reader."""
+        found = errors(self._compare(hello))
+        if hello.reader not in self.readers:
+            want, remedy = f"a reader of {self.layout}", "check rank and layout"
+            found.append(RANKS_AGREE.violation("reader", want=want, got=str(hello.reader), remedy=remedy))
+        return found
 
     def welcome(self, attempt: bytes, at: Position, warnings: tuple[Violation, ...]) -> Welcome:
-        """To a reader that stands at ``at``: the attempt has formed, and this is its stream."""
+        """Return what tells a reader that stands at ``at`` that the attempt has formed, and that this is its stream."""
         return Welcome(
             stream=self.stream,
             attempt=attempt,
@@ -51,22 +61,32 @@ class StreamSpec:
             warnings=warnings,
         )
 
-    def violations_of(self, hello: Hello) -> list[Violation]:
-        """Every rule that refuses this reader."""
-        found = errors(self._broken(hello))
-        if not hello.min_version <= PROTOCOL_VERSION <= hello.max_version:
-            got = f"{hello.min_version} … {hello.max_version}"
-            want, remedy = str(PROTOCOL_VERSION), "install the server's version"
-            found.append(PROTOCOL.violation("protocol", want=want, got=got, remedy=remedy))
-        if hello.reader not in self.readers:
-            want = f"a reader of {self.layout}"
-            got, remedy = str(hello.reader), "check rank and layout"
-            found.append(RANKS_AGREE.violation("reader", want=want, got=got, remedy=remedy))
-        return found
+
+def _not_checked(hello: Hello) -> Iterator[Violation]:
+    """Yield that a trainer declares facts that this server has no rule for."""
+    if hello.unknown_facts:
+        yield KNOWN_FACTS.violation(
+            "trainer",
+            want=f"of facts that packhorse {__version__} knows",
+            got=names(f"{name} = {value!r:.80}" for name, value in hello.unknown_facts),
+            remedy="not checked by this server; a server of the trainer's version would check it",
+        )
+
+
+def version_violation(hello: ForeignHello) -> Violation:
+    """Return why a reader of another version is rejected, and what to install: the same version on both sides."""
+    problem = f", and its HELLO cannot be decoded here: {hello.problem}" if hello.problem else ""
+    upgrade = "" if hello.max_version < PROTOCOL_VERSION else ", or upgrade the server to the trainer's version"
+    return PROTOCOL.violation(
+        "protocol version",
+        want=f"{PROTOCOL_VERSION}, which packhorse {__version__} of the server speaks",
+        got=f"{hello.versions}{problem}",
+        remedy=f"install packhorse {__version__} with the trainer{upgrade}",
+    )
 
 
 def readers_of(layout: ParallelLayout, readers: ReaderPolicy = ReaderPolicy.ALL) -> frozenset[Coordinates]:
-    """The coordinates that connect."""
+    """Return the coordinates that connect."""
     sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
     every = (Coordinates(*at) for at in product(*(range(size) for size in sizes)))
     return frozenset(at for at in every if READS[readers](at, layout))
@@ -81,26 +101,26 @@ READS: dict[ReaderPolicy, Callable[[Coordinates, ParallelLayout], bool]] = {
 
 
 def disagreements(hellos: Mapping[Coordinates, Hello]) -> list[Violation]:
-    """``RANKS_AGREE``: the fields in which the readers of a stream declare different things, and who differs."""
+    """Return the fields in which the readers of a stream declare different things, and who differs: ``RANKS_AGREE``."""
     if len({hello.contract_digest for hello in hellos.values()}) <= 1:
         return []
-    declared = {str(at): _declared(hello.contract) for at, hello in sorted(hellos.items())}
+    declared = {str(at): _declared(hello) for at, hello in sorted(hellos.items())}
     found = []
-    for name in next(iter(declared.values())):
-        values = {at: of_reader[name] for at, of_reader in declared.items()}
+    for name in dict.fromkeys(name for of_reader in declared.values() for name in of_reader):
+        values = {at: of_reader.get(name) for at, of_reader in declared.items()}
         ((usual, count), *_) = Counter(values.values()).most_common(1)
-        if count == len(values):
-            continue
-        odd = [f"{at} {value}" for at, value in values.items() if value != usual]
-        got = names(odd)
-        want = f"the same for all readers; most declare {usual}"
-        remedy = f"declare the same {name} on every rank"
-        found.append(RANKS_AGREE.violation(name, want=want, got=got, remedy=remedy))
+        if count < len(values):
+            odd = [f"{at} {value}" for at, value in values.items() if value != usual]
+            want, remedy = f"the same for all readers; most declare {usual}", f"declare the same {name} on every rank"
+            found.append(RANKS_AGREE.violation(name, want=want, got=names(odd), remedy=remedy))
     return found
 
 
-def _declared(contract: BatchContract) -> dict[str, object]:
-    """Every field of a contract and every fact of its trainer, by name."""
-    facts = contract.trainer or TrainerFacts()
-    of_trainer = {f"trainer.{f.name}": getattr(facts, f.name) for f in fields(facts)}
-    return {f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"} | of_trainer
+def _declared(hello: Hello) -> dict[str, object]:
+    """Return every field of a contract and every fact of its trainer, by name."""
+    contract, facts = hello.contract, hello.contract.trainer or TrainerFacts()
+    return {
+        **{f.name: getattr(contract, f.name) for f in fields(contract) if f.name != "trainer"},
+        **{f"trainer.{f.name}": getattr(facts, f.name) for f in fields(facts)},
+        **{f"trainer.{name}": repr(value) for name, value in hello.unknown_facts},
+    }

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from packhorse.errors import ProtocolError
+from packhorse.wire.hello import ForeignHello, OtherVersion
 from packhorse.wire.messages import ErrorCode, Frames, Hello, Message, ServerError, decode, encode
 from packhorse_service.protocol.admission import Admission, Decision, Limits
 from packhorse_service.server.router import Arrival, Router
@@ -26,7 +27,7 @@ class InboundMessage(NamedTuple):
     peer: bytes
     connection: int
     key: bytes
-    message: Message
+    message: Message | ForeignHello
     extra: Frames
 
 
@@ -89,13 +90,16 @@ class InboundFilter:
                     yield inbound
 
     def _decode(self, arrival: Arrival, now: float) -> InboundMessage | None:
+        message: Message | ForeignHello
         try:
             message, extra = decode(arrival.frames)
+        except OtherVersion as error:
+            message, extra = error.hello, ()
         except ProtocolError as error:
             if self.allow_error(arrival.connection, now):
                 self._answer_error(arrival.peer, str(error), now)
             return None
-        if isinstance(message, Hello) and not self._apply(
+        if isinstance(message, Hello | ForeignHello) and not self._apply(
             arrival.connection, self._admission.admit_hello(arrival.connection, now)
         ):
             return None

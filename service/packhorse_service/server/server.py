@@ -24,6 +24,7 @@ from types import FrameType
 from packhorse.errors import ConfigError, ContractError
 from packhorse.rules import Violation
 from packhorse.rules.runtime_rules import STREAM
+from packhorse.wire.hello import ForeignHello
 from packhorse.wire.messages import Bye, Hello, Message, Reject, ServerError, encode
 from packhorse_service.config.addresses import Address
 from packhorse_service.loading.engine import Engine
@@ -261,7 +262,11 @@ class Server:
         Only HELLO claims a rank. All that follows is bound to the connection that said it, and so to its key.
         """
         session, hello = stream.session, heard.message
-        if self._clients is None or not isinstance(hello, Hello) or hello.reader not in session.spec.readers:
+        if (
+            self._clients is None
+            or not isinstance(hello, Hello | ForeignHello)
+            or hello.reader not in session.spec.readers
+        ):
             return []
         violation = self._clients.claim_violation(heard.key, session.spec.layout.rank(hello.reader))
         if violation is None:
@@ -272,7 +277,7 @@ class Server:
             log.warning("%s%s", self._label(stream), named[0])
         return [session.reject(heard.peer, named)]
 
-    def _reject_unknown_stream(self, peer: bytes, message: Message) -> None:
+    def _reject_unknown_stream(self, peer: bytes, message: Message | ForeignHello) -> None:
         """There is no such stream here; say which there are."""
         want, remedy = f"one of {', '.join(self._streams)}", "correct the name, or configure it under streams"
         violations = (STREAM.violation("stream", want=want, got=message.stream, remedy=remedy),)
