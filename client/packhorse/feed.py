@@ -26,8 +26,9 @@ from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTim
 from packhorse.feeding.array_converter import Arrays
 from packhorse.feeding.chunks import Chunk, Chunks
 from packhorse.feeding.stats import FeedStats
-from packhorse.protocol.client_session import ClientSession, Identity, State
-from packhorse.protocol.reader_state import FeedState, read_states, write_states
+from packhorse.protocol.checkpoint_state import FeedState, read_states, write_states
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rules import Violation
 from packhorse.transport.connection import END_WAIT_S, Connection
 from packhorse.transport.key_files import find_client_key
@@ -99,7 +100,8 @@ class Feed(Iterator[MicroBatch]):
         self._further: dict[str, Feed] = {}  # by the names of their streams
         self._kept: dict[str, FeedState] = {}  # of streams that a loaded state names and nobody has opened yet
         self._pid = os.getpid()
-        self._connection = Connection(endpoint, ClientSession(identity), arrays, key=find_client_key(key_file))
+        session = ClientSession(ReaderProgress(identity))
+        self._connection = Connection(endpoint, session, arrays, key=find_client_key(key_file))
         self._thread = threading.Thread(target=self._connection.run, name=f"packhorse-feed-{place.rank}", daemon=True)
         # Also at interpreter exit: a finished reader then says BYE even when nobody called close().
         self._finalizer = weakref.finalize(self, _shut, self._connection, self._thread)
@@ -144,7 +146,7 @@ class Feed(Iterator[MicroBatch]):
         """
         from packhorse.feeding.peers import verify_same  # torch is an extra
 
-        verify_same(self.position, self._connection.session.last_digest, group)
+        verify_same(self.position, self._connection.session.progress.last_digest, group)
 
     @property
     def position(self) -> Position:
@@ -163,7 +165,7 @@ class Feed(Iterator[MicroBatch]):
         """
         if not self._finalizer.alive:
             raise PackhorseError(f"stream {name!r} cannot be opened: this Feed is closed; create another to go on")
-        own = self._connection.session.identity
+        own = self._connection.session.progress.identity
         declared = contract or replace(own.contract, remainder=None)  # a pass drops nothing
         opened = self._further.get(name)
         if opened is not None and opened._finalizer.alive:
@@ -190,7 +192,7 @@ class Feed(Iterator[MicroBatch]):
 
     @property
     def _declared(self) -> BatchContract:
-        return self._connection.session.identity.contract
+        return self._connection.session.progress.identity.contract
 
     @property
     def attempt(self) -> str:
@@ -217,11 +219,11 @@ class Feed(Iterator[MicroBatch]):
 
         Raises ``ContractError`` that names what is wrong with the state, or that it comes too late.
         """
-        own = self._connection.session.identity.stream
+        own = self._connection.session.progress.identity.stream
         states = read_states(state, own)
         feeds = {own: self, **self._further}
         for feed in feeds.values():
-            feed._connection.session.require_fresh()
+            feed._connection.session.progress.require_fresh()
         for name, feed in feeds.items():
             feed._resume(states.pop(name, FeedState(name)))
         self._kept = states
@@ -248,7 +250,7 @@ class Feed(Iterator[MicroBatch]):
     @property
     def warnings(self) -> tuple[Violation, ...]:
         """What the server warned of at the handshake: rules whose break it reports and serves nevertheless."""
-        return self._connection.session.warnings
+        return self._connection.session.progress.warnings
 
     def close(self) -> None:
         """Say BYE and stop the threads, of further streams too.

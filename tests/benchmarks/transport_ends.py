@@ -25,9 +25,11 @@ from packhorse import BatchContract, Feed, ParallelLayout
 from packhorse.codec.views import view_arrays
 from packhorse.contract.batch_contract import ResolvedContract, resolve
 from packhorse.contract.position import ORIGIN, Position
-from packhorse.protocol.client_session import ClientSession, Deliver, Fail, Finish, Identity, State
-from packhorse.protocol.client_session import Effect as ClientEffect
-from packhorse.protocol.client_session import Send as Say
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Deliver, Fail, Finish
+from packhorse.protocol.effects import Effect as ClientEffect
+from packhorse.protocol.effects import Send as Say
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.transport.key_files import ClientKey
@@ -454,9 +456,9 @@ class Reading:
             match effect:
                 case Say(message, extra):
                     self.dealer.send([encode(message), *extra])
-                case Deliver(body, payload):
-                    if self.rebuild and self.session.rebuilder is not None:
-                        self.session.rebuilder.rebuild(body, memoryview(payload))
+                case Deliver(body, _):
+                    if self.rebuild:
+                        self.session.progress.rebuild(effect)
                     self.session.handed_out(Position(body.step, body.index), body.row_digest)
                     self.taken += 1
                     self.queue.unacknowledged += 1
@@ -482,7 +484,7 @@ def receive_ours(case: Case, endpoint: str, rank: int, *, rebuild: bool = False)
     )
     dealer = Dealer(endpoint, key=case.client_key)
     try:
-        session = ClientSession(identity)
+        session = ClientSession(ReaderProgress(identity))
         return Reading(case, session, dealer, ReadyQueue(session), rebuild).run()
     finally:
         dealer.close()

@@ -13,7 +13,8 @@ from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.config.trainer_file import load_trainer
 from packhorse_service.config.yaml_check import checked, load_mapping
 from tests.docs.pages import PAGES, ROOT, blocks, text_of
-from tools.docs import filled
+from tools.docs import PICTURES, filled
+from tools.docs.state_pictures import redrawn
 
 AT_THE_ROOT = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 LINKING = [*sorted((ROOT / "docs").rglob("*.md")), *AT_THE_ROOT]
@@ -36,6 +37,12 @@ def anchors(path: Path) -> set[str]:
 def test_what_is_written_from_the_code_is_current(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert filled(text) == text, "run: make docs"
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=page)
+def test_pictures_in_modules_are_drawn_from_their_tables(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert redrawn(source, PICTURES[path]()) == source, "run: make docs"
 
 
 @pytest.mark.parametrize("path", LINKING, ids=page)

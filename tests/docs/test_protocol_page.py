@@ -24,9 +24,9 @@ from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER
 from packhorse_service.server.router import INBOUND_LIMIT_BYTES
 from packhorse_service.snapshot.codec import SNAPSHOT_LIMIT_BYTES
 from tests.docs.pages import grid, rows, text_of
+from tools.docs.state_tables import event_name
 
 PAGE = text_of("protocol.md")
-TAG_OF = {kind: tag for tag, kind in TAGS.items()}
 ON_THE_WIRE = {
     **{int: "integer", float: "float", str: "text", bytes: "bytes", bool: "boolean"},
     **{Position: "position", Coordinates: "coordinates", SnapshotRef: "[step, digest]", BatchBody: "body"},
@@ -60,9 +60,10 @@ def test_names_in_messages_are_on_the_page(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("states", "transitions", "heading"), STATES)
-def test_a_message_has_a_place_where_the_page_says(states: Any, transitions: Any, heading: str) -> None:
+def test_an_event_has_a_place_where_the_page_says(states: Any, transitions: Any, heading: str) -> None:
     table = grid(PAGE, heading)
-    assert {cell for cell, text in table.items() if text} == {(TAG_OF[kind], state.name) for state, kind in transitions}
+    placed = {cell for cell, text in table.items() if text}
+    assert placed == {(event_name(event), state.name) for state, event in transitions}
     left_out = {state.name for state in states} - {state for _, state in table}
     assert left_out <= {"IDLE"}, "a state in which nothing is said"
 

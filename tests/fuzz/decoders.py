@@ -24,7 +24,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError, ProtocolError, SourceError
-from packhorse.protocol.reader_state import FeedState, read_states, write_states
+from packhorse.protocol.checkpoint_state import FeedState, read_states, write_states
 from packhorse.schema import pack, unpack
 from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.mixing.over_length import UNLIMITED, CutLength

@@ -18,18 +18,10 @@ from packhorse.contract.batch_contract import BatchContract, ResolvedContract, r
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.errors import PackhorseError
-from packhorse.protocol.client_session import (
-    ClientSession,
-    Deliver,
-    Fail,
-    Finish,
-    Forget,
-    Identity,
-    Reconnect,
-    Send,
-    State,
-)
-from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Deliver, Fail, Finish, Forget, Reconnect, Send
+from packhorse.protocol.effects import Effect as ClientEffect
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
@@ -156,7 +148,7 @@ class Network:
         identity = Identity(
             stream="train", reader=at, client=self._name(16), layout=LAYOUT, contract=BatchContract(), window=2
         )
-        return Client(ClientSession(identity))
+        return Client(ClientSession(ReaderProgress(identity)))
 
     # Faults and moves --------------------------------------------------------------------------------
 
@@ -247,7 +239,7 @@ class Network:
                 case Send(message, extra):
                     client.to_server.append(_frames(message, extra))
                 case Deliver(body, payload):
-                    rank = client.session.identity.reader.context
+                    rank = client.session.progress.identity.reader.context
                     client.ready.append(Rebuilder(CONTRACT, LAYOUT, rank).rebuild(body, memoryview(payload)))
                 case Forget():
                     client.ready.clear()
@@ -255,7 +247,7 @@ class Network:
                 case Finish():
                     client.finished = True
                 case Reconnect():
-                    self.cut(client.session.identity.reader, noticed=True)
+                    self.cut(client.session.progress.identity.reader, noticed=True)
                 case Fail(error):
                     client.error = error
 

@@ -9,8 +9,9 @@ from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
-from packhorse.protocol.client_session import Deliver, Finish, Forget, State
-from packhorse.protocol.client_session import Effect as ClientEffect
+from packhorse.protocol.client_session import State
+from packhorse.protocol.effects import Deliver, Finish, Forget
+from packhorse.protocol.effects import Effect as ClientEffect
 from packhorse.wire.messages import encode
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.protocol.effects import Effect, Make, Send
@@ -107,7 +108,7 @@ class PassNetwork(Network):
         for effect in effects:
             match effect:
                 case Deliver(body, payload):
-                    rank = client.session.identity.reader.context
+                    rank = client.session.progress.identity.reader.context
                     client.waiting.append(Rebuilder(CONTRACT, LAYOUT, rank).rebuild(body, memoryview(payload)))
                 case Forget():
                     client.waiting.clear()

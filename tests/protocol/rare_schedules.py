@@ -8,8 +8,8 @@ from dataclasses import replace
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
+from packhorse.protocol.checkpoint_state import FeedState
 from packhorse.protocol.client_session import UNANSWERED_LIMIT, State
-from packhorse.protocol.reader_state import FeedState
 from packhorse_service.protocol.readers import Phase
 from tests.protocol.simulated_cluster import (
     FINGERPRINT,
@@ -234,8 +234,8 @@ def a_reader_fails_inside_a_step(seen: Seen) -> None:
         cluster.tick(REJOIN_AFTER_S + 1)
         cluster.pass_on(first)
     other = cluster.replace(second.at, second.session.saved())
-    differing = replace(other.session.identity, contract=BatchContract(seq_length=SEQ_LENGTH))
-    other.session = replace(other.session, identity=differing)
+    differing = replace(other.session.progress.identity, contract=BatchContract(seq_length=SEQ_LENGTH))
+    other.session.progress.identity = differing
     cluster.connect(other)
     cluster.deliver_up(other.connection)
     cluster.pass_on(first)

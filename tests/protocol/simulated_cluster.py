@@ -28,19 +28,11 @@ from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import PackhorseError
-from packhorse.protocol.client_session import (
-    ClientSession,
-    Deliver,
-    Fail,
-    Finish,
-    Forget,
-    Identity,
-    Reconnect,
-    Send,
-    State,
-)
-from packhorse.protocol.client_session import Effect as ClientEffect
-from packhorse.protocol.reader_state import FeedState
+from packhorse.protocol.checkpoint_state import FeedState
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Deliver, Fail, Finish, Forget, Reconnect, Send
+from packhorse.protocol.effects import Effect as ClientEffect
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
@@ -164,7 +156,7 @@ class Process:
     told: Wait | None = None  # the last it heard
 
     def __repr__(self) -> str:
-        at, session = self.session.identity.reader, self.session
+        at, session = self.session.progress.identity.reader, self.session
         return f"{at} {session.state.name} {tuple(session.position)} of {session.attempt.hex()}, {session.waiting}"
 
     @property
@@ -174,7 +166,7 @@ class Process:
 
     @property
     def at(self) -> Coordinates:
-        return self.session.identity.reader
+        return self.session.progress.identity.reader
 
     @property
     def over(self) -> bool:
@@ -216,14 +208,14 @@ class SimulatedCluster:
             window=WINDOW,
             start_timeout_s=self.start_timeout_s,
         )
-        return Process(ClientSession(identity))
+        return Process(ClientSession(ReaderProgress(identity)))
 
     def replace(self, at: Coordinates, state: FeedState | None = None, *, zombie: bool = False) -> Process:
         """Another process for this reader; the old one dies, or goes on as a zombie."""
         old = self.processes[at]
         if zombie:
             self.zombies.append(old)
-            self.rivals |= old.session.position == old.session.start
+            self.rivals |= old.session.position == old.session.progress.start
         else:
             self.disconnect(old)
         process = self.processes[at] = self.new_process(at)

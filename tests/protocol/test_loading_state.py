@@ -11,7 +11,7 @@ import pytest
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse.errors import ContractError, HandshakeRefused
-from packhorse.protocol.reader_state import FeedState
+from packhorse.protocol.checkpoint_state import FeedState
 from tests.protocol.network import Network, undisturbed
 
 STEP = 3

@@ -95,7 +95,7 @@ def test_the_end_brings_the_snapshot_behind_it() -> None:
     more_passes(network, 1)
     session = network.clients[FIRST].session
     behind = (PASS_STEPS + 1).to_bytes(8, "little")
-    assert session.snapshots[PASS_STEPS + 1] == behind
+    assert session.progress.snapshots[PASS_STEPS + 1] == behind
     assert session.saved().snapshot == behind
     assert session.saved().position == (PASS_STEPS + 1, 0)
 
@@ -133,7 +133,7 @@ def test_a_restarted_server_that_makes_other_rows_inside_a_pass_is_found_out() -
     network = PassNetwork()
     meet(network)
     both_taking(network, 3)
-    network.clients[FIRST].session.last_digest = bytes(16)
+    network.clients[FIRST].session.progress.last_digest = bytes(16)
     network.restart_server()
     network.settle()
     assert all("REPLAY_DIVERGED" in str(client.error) for client in network.clients.values())

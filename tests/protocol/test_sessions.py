@@ -11,8 +11,9 @@ from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
-from packhorse.protocol.client_session import Send as ClientSend
+from packhorse.protocol.checkpoint_state import FeedState
 from packhorse.protocol.client_session import State
+from packhorse.protocol.effects import Send as ClientSend
 from packhorse.wire.messages import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.protocol.readers import Phase
@@ -134,7 +135,7 @@ def test_a_restarted_server_that_makes_other_rows_is_found_out() -> None:
     meet(network)
     for _ in range(20):
         network.turn(FIRST)
-    network.clients[FIRST].session.last_digest = bytes(16)
+    network.clients[FIRST].session.progress.last_digest = bytes(16)
     network.restart_server()
     network.settle()
     for client in network.clients.values():
@@ -227,12 +228,12 @@ def test_who_has_ended_stays_until_all_have_also_where_the_server_is_replaced_be
     while first.session.state is not State.ENDED:
         network.turn(FIRST, *([SECOND] if len(second.taken) < 2 * STEPS else []))
     assert second.session.state is State.STREAMING
-    assert not first.session.released
+    assert not first.session.progress.released
     network.restart_server()
     network.settle()
     assert_all_got_everything(network)
-    assert first.session.released
-    assert second.session.released
+    assert first.session.progress.released
+    assert second.session.progress.released
 
 
 def test_who_has_ended_need_not_stay_for_one_that_has_left() -> None:
@@ -244,7 +245,7 @@ def test_who_has_ended_need_not_stay_for_one_that_has_left() -> None:
     second.to_server.append([encode(second.session.bye())])
     for _ in range(4):
         network.turn()
-    assert first.session.released
+    assert first.session.progress.released
 
 
 @pytest.mark.parametrize("order", list(permutations(["zombie", FIRST, SECOND])))
@@ -331,7 +332,7 @@ def test_a_reader_with_another_contract_hears_every_difference() -> None:
     network = Network()
     client = network.clients[FIRST]
     contract = BatchContract(seq_length=16, global_batch_size=8)
-    object.__setattr__(client.session.identity, "contract", contract)
+    object.__setattr__(client.session.progress.identity, "contract", contract)
     network.connect(FIRST)
     network.deliver_to_server(FIRST)
     network.deliver_to_client(FIRST)
@@ -439,8 +440,7 @@ def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
 def test_a_snapshot_of_another_stream_refuses_its_readers_and_the_server_serves_the_next() -> None:
     network = Network()
     for client in network.clients.values():
-        client.session.start = client.session.position = client.session.expected = Position(3, 0)
-        client.session.snapshots = {3: b"foreign"}
+        client.session.progress.load(FeedState("train", Position(3, 0), b"", b"foreign"))
     network.settle()
     for at, client in list(network.clients.items()):
         assert isinstance(client.error, ServerFailed)
@@ -457,7 +457,7 @@ def rejected(network: Network, at: Coordinates) -> list[str]:
 
 
 def refuse_second(network: Network) -> None:
-    identity = network.clients[SECOND].session.identity
+    identity = network.clients[SECOND].session.progress.identity
     object.__setattr__(identity, "contract", BatchContract(seq_length=16))
     for at in (FIRST, SECOND):
         network.connect(at)
@@ -470,7 +470,7 @@ def test_at_the_deadline_everybody_hears_the_same_diagnosis_and_the_next_attempt
     network.deliver_to_client(SECOND)
     (diagnosis,) = rejected(network, SECOND)
     assert diagnosis.startswith("SEQ_LENGTH_MATCH: seq_length of rank 1 (dp1·cp0·tp0·pp0) is 16, must be 8")
-    patience = network.clients[FIRST].session.identity.start_timeout_s
+    patience = network.clients[FIRST].session.progress.identity.start_timeout_s
     network.tick(patience - 3)
     assert network.server.session.rendezvous.pending(), "not before the deadline"
     network.tick(2)

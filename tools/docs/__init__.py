@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from tools.docs.configuration_page import settings, trainer_facts
 from tools.docs.metrics_page import metrics
 from tools.docs.rules_page import bridge_rules, contract_rules, declared_settings, model_families, runtime_rules
+from tools.docs.state_tables import client_picture, client_states
 
-__all__ = ["filled"]
+__all__ = ["PICTURES", "filled"]
+
+ROOT = Path(__file__).parents[2]
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
@@ -25,6 +29,11 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "model_families": model_families,
     "bridge_rules": bridge_rules,
     "declared_settings": declared_settings,
+    "client_states": client_states,
+}
+# Modules whose docstring has a picture that is drawn from their table.
+PICTURES: Mapping[Path, Callable[[], str]] = {
+    ROOT / "client" / "packhorse" / "protocol" / "client_session.py": client_picture,
 }
 BLOCK = re.compile(r"(<!-- begin (\w+): [^\n]* -->\n).*?(<!-- end \2 -->\n)", re.DOTALL)
 

@@ -1,11 +1,16 @@
 """The client half of the protocol: messages and the loop's requests in, effects out.
 
-No socket, clock or thread is here: ``feed`` owns them and calls in. The transitions are a table,
-``TRANSITIONS``: a message that has no row for the state is a ``ProtocolError`` and leaves it unchanged.
+No socket, clock or thread is here: ``feed`` owns them and calls in. The transitions are a table, ``TRANSITIONS``:
+what has no row for the state is a ``ProtocolError``, and leads nowhere. What leads from one state to another:
 
-    IDLE ── connected ──▶ HELLO_SENT ── WELCOME ──▶ STREAMING ── last END handed out ──▶ ENDED
-              ▲  HELLO       │                       │
-              └──────────────┴── connection lost ────┘          any ── REJECT, fatal ERROR ──▶ FAILED
+    IDLE       ── connected ────────────────────────────▶ HELLO_SENT
+    HELLO_SENT ── WELCOME ──────────────────────────────▶ STREAMING, FAILED
+               ── REJECT, ERROR ────────────────────────▶ FAILED
+    STREAMING  ── connected, state loaded, BATCH, END ──▶ HELLO_SENT
+               ── end handed out ───────────────────────▶ ENDED
+               ── ERROR ────────────────────────────────▶ HELLO_SENT, FAILED
+               ── WELCOME, REJECT ──────────────────────▶ FAILED
+    FAILED     ── end handed out ───────────────────────▶ ENDED
 
 An END that came with a snapshot ends a pass: the next one follows, and the state stays STREAMING. A reader
 that has ENDED still says HELLO and gives its snapshots, until it leaves: the others cannot meet without it.
@@ -18,380 +23,365 @@ HELLO is said, so that no micro-batch of one attempt can be taken while the next
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
-from typing import Any
 
-from msgspec import Struct
-
-from packhorse.codec.rebuild import Rebuilder
-from packhorse.contract.batch_contract import BatchContract, ResolvedContract
-from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError, HandshakeRefused, PackhorseError, ProtocolError, ServerFailed
-from packhorse.protocol.reader_state import FeedState
-from packhorse.rules import Violation
-from packhorse.wire.digest import digest_of
+from packhorse.protocol.checkpoint_state import FeedState
+from packhorse.protocol.effects import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
+from packhorse.protocol.reader_progress import ReaderProgress
+from packhorse.protocol.transition_table import Table, Transition, rows_by_state
 from packhorse.wire.limits import NO_ATTEMPT
 from packhorse.wire.messages import (
-    DEFAULT_KEEP_ALIVE_S,
-    PROTOCOL_VERSION,
     Ack,
     Batch,
-    BatchBody,
     Bye,
     End,
     ErrorCode,
     Frames,
     GetSnapshot,
-    Hello,
     Message,
     Reject,
     ServerError,
     Snapshot,
-    SnapshotRef,
     Wait,
     Welcome,
 )
 
-__all__ = ["ClientSession", "Deliver", "Effect", "Fail", "Finish", "Identity", "Reconnect", "Send", "State"]
+__all__ = ["TRANSITIONS", "ClientSession", "State"]
 
 UNANSWERED_LIMIT = 5  # keep-alive intervals; a server that knows of a HELLO says WAIT in each
 
 
 class State(Enum):
-    IDLE = auto()  # not connected
+    """State of a reader's conversation with its server."""
+
+    IDLE = auto()  # not connected yet
     HELLO_SENT = auto()  # no WELCOME yet
     STREAMING = auto()
     ENDED = auto()  # END was handed out, and nothing follows it
     FAILED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Put this message on the socket, with its further frames."""
-
-    message: Message
-    extra: Frames = ()
+class Connected:
+    """Event: a connection is up. One that is lost changes nothing until the next one is."""
 
 
-class Deliver(Struct, frozen=True):
-    """Rebuild this micro-batch and keep it ready for the loop."""
-
-    body: BatchBody
-    payload: bytes | bytearray | memoryview
+class Unanswered:
+    """Event: a HELLO was not answered in ``UNANSWERED_LIMIT`` keep-alive intervals."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Drop everything that is ready and was not handed out."""
+class StateLoaded:
+    """Event: the loop begins at a checkpoint's state instead of the start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """END stands behind what is ready: the loop ends there, or its pass does."""
+class HandedOut:
+    """Event: the loop took the next micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Close the socket, resolve the endpoint again, connect."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Raise this in the loop."""
-
-    error: PackhorseError
-
-
-Effect = Send | Deliver | Forget | Finish | Reconnect | Fail
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What one reader declares; constant for the life of a Feed."""
-
-    stream: str
-    reader: Coordinates
-    client: bytes
-    layout: ParallelLayout
-    contract: BatchContract
-    window: int
-    start_timeout_s: float = 540.0  # for all readers to meet
+class EndHandedOut:
+    """Event: the loop reached an END."""
 
 
 @dataclass(slots=True)
 class ClientSession:
-    """State of one reader of one stream. Methods return the effects to carry out, in order."""
+    """Conversation of one reader of one stream. Methods return the effects to carry out, in order."""
 
-    identity: Identity
-    start: Position = ORIGIN
+    progress: ReaderProgress
     state: State = State.IDLE
-    attempt: bytes = NO_ATTEMPT
-    fingerprint: bytes = b""
-    contract: ResolvedContract | None = None  # the server's, once welcomed
-    rebuilder: Rebuilder | None = field(default=None, compare=False)  # by that contract
-    _num_microbatches: int = 0  # of a step, once welcomed
-    position: Position = ORIGIN  # of the next micro-batch to hand out
-    expected: Position = ORIGIN  # of the next one to receive
-    last_digest: bytes = b""
-    snapshots: dict[int, bytes] = field(default_factory=dict)  # step -> the stream before it
-    waiting: Wait | None = None  # what the server said last, until something arrives
-    warnings: tuple[Violation, ...] = ()  # the server's, once welcomed
-    keep_alive_s: float = DEFAULT_KEEP_ALIVE_S  # the server\'s, once welcomed
-    released: bool = False  # behind the end: no other reader needs this one any more
     unanswered: int = 0  # keep-alive intervals since HELLO in which nothing was heard
+    _rows: Mapping[type, Transition[State]] = field(init=False, repr=False, compare=False)  # of the state
 
     def __post_init__(self) -> None:
-        self.position = self.expected = self.start
+        self._rows = ROWS[self.state]
+
+    @property
+    def position(self) -> Position:
+        """Position of the next micro-batch to hand out."""
+        return self.progress.position
+
+    @property
+    def attempt(self) -> bytes:
+        """Name of the attempt that this reader is part of; empty until one has formed."""
+        return self.progress.attempt
+
+    @property
+    def waiting(self) -> Wait | None:
+        """The WAIT that the server sent last; ``None`` once something arrived."""
+        return self.progress.waiting
 
     # The loop ----------------------------------------------------------------------------------------
 
     def handed_out(self, position: Position, digest: bytes) -> None:
-        """The loop took the micro-batch at ``position``."""
-        if self.contract is None:
-            raise ProtocolError("no micro-batch can be handed out before WELCOME")
-        if position != self.position:
-            raise ProtocolError(f"{tuple(position)} was handed out where {tuple(self.position)} is next")
-        self.last_digest, self.position = digest, position.after(self._num_microbatches)
+        """Note that the loop took the micro-batch at ``position``, whose row has this digest.
+
+        Raises ``ProtocolError`` where another one is next, or none can be.
+        """
+        self._follow(HandedOut, position, digest)
 
     def end_handed_out(self) -> None:
-        """The loop reached the end, of the stream or of a pass; END counts as a step of one."""
-        self.position = Position(self.position.step + 1, 0)
-        self.last_digest = b""
-        if self.position.step not in self.snapshots:  # END brings the next one where another pass follows
-            self.state = State.ENDED
+        """Note that the loop reached the end, of the stream or of a pass; END counts as a step of one."""
+        self._follow(EndHandedOut)
 
     def saved(self, step: int | None = None) -> FeedState:
-        """Where the loop stands, or the boundary before an earlier ``step`` that is still held.
+        """Return where the loop stands, or the boundary before an earlier ``step`` that is still held.
 
         Raises ``ContractError`` where that step was not reached or is held no more.
         """
-        # END is no micro-batch: whoever resumes at the end asks for it again.
-        taken = Position(self.position.step - 1, 0) if self.state is State.ENDED else self.position
-        at = taken if step is None else Position(step, 0)
-        snapshot = self.snapshots.get(at.step, b"")
-        if not ORIGIN <= at <= taken or (at.step and not snapshot):
-            held = ", ".join(str(known) for known in sorted(self.snapshots) if known <= taken.step) or "none"
-            raise ContractError(f"no state before step {at.step} is held at {tuple(taken)}; held before steps: {held}")
-        # Whether the server was met by now may differ from rank to rank; the state does not.
-        return FeedState(self.identity.stream, at, self.fingerprint if at != ORIGIN else b"", snapshot)
+        return self.progress.saved(step, ended=self.state is State.ENDED)
 
     def resume(self, saved: FeedState) -> list[Effect]:
         """Begin at ``saved`` instead of the start, in an attempt that is still to form.
 
         Raises ``ContractError`` once the loop has taken something, or a state was loaded before.
         """
-        self.require_fresh()
-        if saved.position == ORIGIN:
-            return []
-        self.start = self.position = self.expected = saved.position
-        self.snapshots = {saved.position.step: saved.snapshot} if saved.snapshot else {}
-        self.attempt, self.fingerprint = NO_ATTEMPT, saved.fingerprint
-        return self._say_hello() if self.state in (State.HELLO_SENT, State.STREAMING) else []
-
-    def require_fresh(self) -> None:
-        """Raise ``ContractError`` where it is too late to load a state."""
-        if self.position != ORIGIN:
-            raise ContractError(
-                f"load_state_dict with stream {self.identity.stream!r} at {tuple(self.position)}: a state is loaded "
-                "once, before the first micro-batch; make a new Feed"
-            )
+        self.progress.require_fresh()
+        return self._follow(StateLoaded, saved) if saved.position != ORIGIN else []
 
     # The connection ----------------------------------------------------------------------------------
 
     def connected(self) -> list[Effect]:
-        """A connection is up: say HELLO."""
-        return [] if self.state is State.FAILED else self._say_hello()
+        """Note that a connection is up, and say HELLO."""
+        return self._follow(Connected)
 
     def interval_passed(self) -> list[Effect]:
-        """A keep-alive interval on a connection that is up: say HELLO again where the server seems not to know of it.
+        """Note a keep-alive interval on a connection that is up: say HELLO again where the server seems not to know it.
 
         At a reconnect a server may read an older HELLO behind the newer one, and then answers to nowhere.
         """
         self.unanswered += self.state is State.HELLO_SENT
-        return self._say_hello() if self.unanswered >= UNANSWERED_LIMIT else []
-
-    def _say_hello(self) -> list[Effect]:
-        self.unanswered = 0
-        if self.state is State.ENDED:
-            return [Send(self._hello())]
-        self.state = State.HELLO_SENT
-        self.expected = self.position
-        return [Forget(), Send(self._hello())]
-
-    def _hello(self) -> Hello:
-        who = self.identity
-        return Hello(
-            min_version=PROTOCOL_VERSION,
-            max_version=PROTOCOL_VERSION,
-            stream=who.stream,
-            reader=who.reader,
-            client=who.client,
-            layout=who.layout,
-            contract=who.contract,
-            contract_digest=who.contract.digest(who.layout),
-            attempt=self.attempt,
-            start=self.start,
-            position=self.position,
-            snapshots=tuple(SnapshotRef(step, digest_of(state)) for step, state in sorted(self.snapshots.items())),
-            last_digest=self.last_digest,
-            window=who.window,
-            start_timeout_s=who.start_timeout_s,
-        )
-
-    def ack(self, loop_idle_s: float) -> Ack:
-        """Everything before ``position`` was handed out."""
-        return Ack(stream=self.identity.stream, attempt=self.attempt, position=self.position, loop_idle_s=loop_idle_s)
-
-    def bye(self) -> Bye:
-        return Bye(stream=self.identity.stream)
+        return self._follow(Unanswered) if self.unanswered >= UNANSWERED_LIMIT else []
 
     def receive(self, message: Message, extra: Frames) -> list[Effect]:
-        """One message from the server. Raises ``ProtocolError`` where the state has no place for it."""
-        transition = TRANSITIONS.get((self.state, type(message)))
-        if transition is None:
-            raise ProtocolError(f"{type(message).__name__} has no place in state {self.state.name}")
+        """Act on one message from the server. Raises ``ProtocolError`` where the state has no place for it."""
+        return self._follow(type(message), message, extra)
+
+    def ack(self, loop_idle_s: float) -> Ack:
+        """Return the ACK of all that was handed out; the loop asked last ``loop_idle_s`` seconds ago."""
+        return self.progress.ack(loop_idle_s)
+
+    def bye(self) -> Bye:
+        """Return the BYE of an orderly leave."""
+        return Bye(stream=self.progress.identity.stream)
+
+    # The table ---------------------------------------------------------------------------------------
+
+    def _follow(self, event: type, *arguments: object) -> list[Effect]:
+        """Do what the row of an event in this state says. Raises ``ProtocolError`` where there is none."""
+        row = self._rows.get(event)
+        if row is None:
+            raise ProtocolError(f"{event.__name__} has no place in state {self.state.name}")
+        state, effects = row.handler(self.progress, *arguments)
         self.unanswered = 0
-        return transition(self, message, extra)
+        if state is not STAYS:
+            self._enter(state, row)
+        return effects  # type: ignore[no-any-return]
 
-    # Transitions -------------------------------------------------------------------------------------
+    def _enter(self, state: State, row: Transition[State]) -> None:
+        """Enter a state. Raises ``ProtocolError`` where the row does not lead there."""
+        if state not in row.to:
+            raise ProtocolError(f"{self.state.name} must not become {state.name} here")
+        self.state, self._rows = state, ROWS[state]
 
-    def _welcome(self, message: Welcome, _extra: Frames) -> list[Effect]:
-        if message.attempt == self.attempt and message.fingerprint != self.fingerprint:
-            return self._fail(
-                ProtocolError(
-                    "the server offers another stream under the same attempt: its data or settings changed; start it "
-                    "with those of before, or restart the job from a checkpoint"
-                )
+
+# Handlers: what the reader does, and the state it leads to ------------------------------------------------
+
+STAYS = None
+Outcome = tuple[State | None, list[Effect]]
+
+
+def _ignore(_reader: ReaderProgress, *_: object) -> Outcome:
+    """Ignore it."""
+    return STAYS, []
+
+
+def _say_hello(reader: ReaderProgress, *_: object) -> Outcome:
+    """Drop what is ready, say HELLO."""
+    reader.expected = reader.position
+    return State.HELLO_SENT, [Forget(), Send(reader.hello())]
+
+
+def _say_hello_at_end(reader: ReaderProgress) -> Outcome:
+    """Say HELLO, so that the others can go on."""
+    return STAYS, [Send(reader.hello())]
+
+
+def _load_state(reader: ReaderProgress, saved: FeedState) -> Outcome:
+    """Begin at that state."""
+    reader.load(saved)
+    return STAYS, []
+
+
+def _load_state_and_say_hello(reader: ReaderProgress, saved: FeedState) -> Outcome:
+    """Begin at that state, say HELLO."""
+    reader.load(saved)
+    return _say_hello(reader)
+
+
+def _welcome(reader: ReaderProgress, message: Welcome, _extra: Frames) -> Outcome:
+    """Drop what is ready, expect the next to hand out, ACK."""
+    if message.attempt == reader.attempt and message.fingerprint != reader.fingerprint:
+        return _fail(
+            ProtocolError(
+                "the server offers another stream under the same attempt: its data or settings changed; start it "
+                "with those of before, or restart the job from a checkpoint"
             )
-        # It may answer an earlier HELLO: what comes twice then is dropped as duplicates.
-        if message.position > self.position:
-            raise ProtocolError(f"WELCOME at {message.position} where this reader stands at {self.position}")
-        if message.attempt != self.attempt and self.position != self.start:
-            raise ProtocolError("WELCOME to another attempt, after micro-batches of the last were handed out")
-        if self.attempt == NO_ATTEMPT and message.position != self.start:
-            return []  # it answers what was said before a state was loaded; the next HELLO forms another attempt
-        if self.attempt == NO_ATTEMPT and self.start.index and message.fingerprint != self.fingerprint:
-            return self._fail(self._inside_a_step())
-        self.state = State.STREAMING
-        self.expected = self.position
-        self.attempt, self.fingerprint, self.contract = message.attempt, message.fingerprint, message.contract
-        self.rebuilder = Rebuilder(message.contract, self.identity.layout, self.identity.reader.context)
-        self._num_microbatches = message.contract.num_microbatches(self.identity.layout)
-        self.warnings, self.waiting, self.keep_alive_s = message.warnings, None, message.keep_alive_s
-        return [Forget(), Send(self.ack(0.0))]
-
-    def _inside_a_step(self) -> ContractError:
-        step = self.start.step
-        return ContractError(
-            f"the state stands inside a step, at {tuple(self.start)}, and the server packs or deals that step "
-            "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at a boundary. The "
-            f"nearest are {(step, 0)}, for which its snapshot serves too (set its position), and {(step + 1, 0)}"
         )
-
-    def _batch(self, message: Batch, extra: Frames) -> list[Effect]:
-        position = message.position
-        if message.attempt != self.attempt or position < self.expected:
-            return []
-        if position > self.expected:
-            return self._say_hello()
-        self.waiting = None
-        self.expected = position.after(self._num_microbatches)
-        if len(extra) == 2:
-            self.snapshots[position.step + 1] = bytes(extra[1])
-        self._release_snapshots(message.low_watermark)
-        return [Deliver(message.body, extra[0])]
-
-    def _release_snapshots(self, low_watermark: Position) -> None:
-        """Keep the last snapshot at or below the low watermark, and below the step in training; and all after it."""
-        needed = min(low_watermark.step, self.position.step - 1)
-        while len(self.snapshots) > 1:  # they came in the order of their steps
-            oldest, next_one = islice(self.snapshots, 2)
-            if next_one > needed:
-                break
-            del self.snapshots[oldest]
-
-    def _end(self, message: End, extra: Frames) -> list[Effect]:
-        if message.attempt != self.attempt or message.position < self.expected:
-            return []
-        if message.position > self.expected:
-            return self._say_hello()
-        self.waiting = None
-        self.expected = Position(message.position.step + 1, 0)
-        if extra:
-            self.snapshots[self.expected.step] = bytes(extra[0])
-        return [Finish()]
-
-    def _get_snapshot(self, message: GetSnapshot, _extra: Frames) -> list[Effect]:
-        state = self.snapshots.get(message.step)
-        if state is None or digest_of(state) != message.digest:
-            raise ProtocolError(f"the server asked for a snapshot before step {message.step} that is not held here")
-        return [Send(Snapshot(stream=self.identity.stream, step=message.step), (state,))]
-
-    def _wait(self, message: Wait, _extra: Frames) -> list[Effect]:
-        self.waiting = message
-        return []
-
-    def _reject(self, message: Reject, _extra: Frames) -> list[Effect]:
-        return self._fail(HandshakeRefused(message.violations))
-
-    def _error(self, message: ServerError, _extra: Frames) -> list[Effect]:
-        if message.fatal:
-            # The server waits for this BYE before it goes: a connection that it closed at once could lose the error.
-            return [Send(self.bye()), *self._fail(ServerFailed(message.message))]
-        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._say_hello()
-
-    def _welcome_back(self, message: Welcome, _extra: Frames) -> list[Effect]:
-        """The others go on; this reader has taken all."""
-        return [Send(self.ack(0.0))] if message.attempt == self.attempt else []
-
-    def _error_at_end(self, message: ServerError, _extra: Frames) -> list[Effect]:
-        """Nothing is owed to this reader any more; what can be mended is."""
-        if message.fatal:
-            return self._release(message, ())
-        return [Reconnect()] if message.code is ErrorCode.REJOIN else self._say_hello()
-
-    def _fail(self, error: PackhorseError) -> list[Effect]:
-        self.state = State.FAILED
-        return [Fail(error)]
-
-    def _release(self, _message: Message, _extra: Frames) -> list[Effect]:
-        self.released = True
-        return []
-
-    def _ignore(self, _message: Message, _extra: Frames) -> list[Effect]:
-        return []
+    # It may answer an earlier HELLO: what comes twice then is dropped as duplicates.
+    if message.position > reader.position:
+        raise ProtocolError(f"WELCOME at {message.position} where this reader stands at {reader.position}")
+    if message.attempt != reader.attempt and reader.position != reader.start:
+        raise ProtocolError("WELCOME to another attempt, after micro-batches of the last were handed out")
+    if reader.attempt == NO_ATTEMPT and message.position != reader.start:
+        return STAYS, []  # it answers what was said before a state was loaded; the next HELLO forms another attempt
+    if reader.attempt == NO_ATTEMPT and reader.start.index and message.fingerprint != reader.fingerprint:
+        return _fail(_inside_a_step(reader.start))
+    reader.agree(message)
+    return State.STREAMING, [Forget(), Send(reader.ack(0.0))]
 
 
-Transition = Callable[[ClientSession, Any, Frames], list[Effect]]
+def _inside_a_step(start: Position) -> ContractError:
+    step = start.step
+    return ContractError(
+        f"the state stands inside a step, at {tuple(start)}, and the server packs or deals that step "
+        "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at a boundary. The "
+        f"nearest are {(step, 0)}, for which its snapshot serves too (set its position), and {(step + 1, 0)}"
+    )
 
-FROM_SERVER = (Welcome, Reject, GetSnapshot, Batch, Wait, End, ServerError)
 
-TRANSITIONS: dict[tuple[State, type], Transition] = {
-    (State.HELLO_SENT, Welcome): ClientSession._welcome,
-    (State.HELLO_SENT, Reject): ClientSession._reject,
-    (State.HELLO_SENT, GetSnapshot): ClientSession._get_snapshot,
-    (State.HELLO_SENT, Wait): ClientSession._wait,
-    (State.HELLO_SENT, ServerError): ClientSession._error,
+def _batch(reader: ReaderProgress, message: Batch, extra: Frames) -> Outcome:
+    """Deliver it, by position."""
+    position = message.position
+    if message.attempt != reader.attempt or position < reader.expected:
+        return STAYS, []
+    if position > reader.expected or reader.agreed is None:
+        return _say_hello(reader)
+    reader.waiting = None
+    reader.expected = position.after(reader.agreed.num_microbatches)
+    if len(extra) == 2:
+        reader.snapshots.add(position.step + 1, extra[1])
+    # The last at or below the low watermark, and below the step in training, may still be asked for.
+    reader.snapshots.release(min(message.low_watermark.step, reader.position.step - 1))
+    return STAYS, [Deliver(message.body, extra[0])]
+
+
+def _end(reader: ReaderProgress, message: End, extra: Frames) -> Outcome:
+    """Deliver it, by position."""
+    if message.attempt != reader.attempt or message.position < reader.expected:
+        return STAYS, []
+    if message.position > reader.expected:
+        return _say_hello(reader)
+    reader.waiting = None
+    reader.expected = Position(message.position.step + 1, 0)
+    if extra:
+        reader.snapshots.add(reader.expected.step, extra[0])
+    return STAYS, [Finish()]
+
+
+def _hand_out(reader: ReaderProgress, position: Position, digest: bytes) -> Outcome:
+    """Go on by one position."""
+    reader.hand_out(position, digest)
+    return STAYS, []
+
+
+def _hand_out_end(reader: ReaderProgress) -> Outcome:
+    """Go on by one step; without a snapshot behind it, that was all."""
+    return STAYS if reader.hand_out_end() else State.ENDED, []
+
+
+def _get_snapshot(reader: ReaderProgress, message: GetSnapshot, _extra: Frames) -> Outcome:
+    """Send that snapshot."""
+    snapshot = reader.snapshots.named(message.step, message.digest)
+    return STAYS, [Send(Snapshot(stream=reader.identity.stream, step=message.step), (snapshot,))]
+
+
+def _wait(reader: ReaderProgress, message: Wait, _extra: Frames) -> Outcome:
+    """Remember it, for people."""
+    reader.waiting = message
+    return STAYS, []
+
+
+def _reject(_reader: ReaderProgress, message: Reject, _extra: Frames) -> Outcome:
+    """Raise it in the loop."""
+    return _fail(HandshakeRefused(message.violations))
+
+
+def _error(reader: ReaderProgress, message: ServerError, _extra: Frames) -> Outcome:
+    """Say HELLO or reconnect, as it says; a fatal one is raised in the loop."""
+    if message.fatal:
+        # The server waits for this BYE before it goes: a connection that it closed at once could lose the error.
+        state, effects = _fail(ServerFailed(message.message))
+        return state, [Send(Bye(stream=reader.identity.stream)), *effects]
+    return (STAYS, [Reconnect()]) if message.code is ErrorCode.REJOIN else _say_hello(reader)
+
+
+def _welcome_at_end(reader: ReaderProgress, message: Welcome, _extra: Frames) -> Outcome:
+    """Send an ACK: the others go on, this reader has taken all."""
+    return STAYS, [Send(reader.ack(0.0))] if message.attempt == reader.attempt else []
+
+
+def _error_at_end(reader: ReaderProgress, message: ServerError, _extra: Frames) -> Outcome:
+    """Say HELLO or reconnect, as it says; a fatal one releases this reader."""
+    if message.fatal:
+        return _release(reader)
+    return (STAYS, [Reconnect()]) if message.code is ErrorCode.REJOIN else _say_hello_at_end(reader)
+
+
+def _release(reader: ReaderProgress, *_: object) -> Outcome:
+    """Leave when closed: no other reader needs this one any more."""
+    reader.released = True
+    return STAYS, []
+
+
+def _fail(error: PackhorseError) -> Outcome:
+    return State.FAILED, [Fail(error)]
+
+
+# The transitions -----------------------------------------------------------------------------------------
+
+TRANSITIONS: Table[State] = {
+    (State.IDLE, Connected): Transition(_say_hello, (State.HELLO_SENT,)),
+    (State.IDLE, StateLoaded): Transition(_load_state, (State.IDLE,)),
+    (State.HELLO_SENT, Connected): Transition(_say_hello, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, Unanswered): Transition(_say_hello, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, StateLoaded): Transition(_load_state_and_say_hello, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, Welcome): Transition(_welcome, (State.HELLO_SENT, State.STREAMING, State.FAILED)),
+    (State.HELLO_SENT, Reject): Transition(_reject, (State.FAILED,)),
+    (State.HELLO_SENT, GetSnapshot): Transition(_get_snapshot, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, Wait): Transition(_wait, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, ServerError): Transition(_error, (State.HELLO_SENT, State.FAILED)),
     # Sent before this HELLO reached the server.
-    (State.HELLO_SENT, Batch): ClientSession._ignore,
-    (State.HELLO_SENT, End): ClientSession._ignore,
-    (State.STREAMING, Batch): ClientSession._batch,
-    (State.STREAMING, End): ClientSession._end,
-    (State.STREAMING, Wait): ClientSession._wait,
-    (State.STREAMING, ServerError): ClientSession._error,
+    (State.HELLO_SENT, Batch): Transition(_ignore, (State.HELLO_SENT,)),
+    (State.HELLO_SENT, End): Transition(_ignore, (State.HELLO_SENT,)),
+    (State.STREAMING, Connected): Transition(_say_hello, (State.HELLO_SENT,)),
+    (State.STREAMING, StateLoaded): Transition(_load_state_and_say_hello, (State.HELLO_SENT,)),
+    (State.STREAMING, HandedOut): Transition(_hand_out, (State.STREAMING,)),
+    (State.STREAMING, EndHandedOut): Transition(_hand_out_end, (State.STREAMING, State.ENDED)),
+    (State.STREAMING, Batch): Transition(_batch, (State.STREAMING, State.HELLO_SENT)),
+    (State.STREAMING, End): Transition(_end, (State.STREAMING, State.HELLO_SENT)),
+    (State.STREAMING, Wait): Transition(_wait, (State.STREAMING,)),
+    (State.STREAMING, ServerError): Transition(_error, (State.STREAMING, State.HELLO_SENT, State.FAILED)),
     # A new attempt may form over a connection that is up: the server says so to a reader that said HELLO again.
-    (State.STREAMING, Welcome): ClientSession._welcome,
-    (State.STREAMING, Reject): ClientSession._reject,
-    (State.STREAMING, GetSnapshot): ClientSession._get_snapshot,
-    **{(State.ENDED, kind): ClientSession._ignore for kind in FROM_SERVER},
-    (State.ENDED, Welcome): ClientSession._welcome_back,
-    (State.ENDED, GetSnapshot): ClientSession._get_snapshot,
-    (State.ENDED, ServerError): ClientSession._error_at_end,
-    (State.ENDED, End): ClientSession._release,
-    (State.ENDED, Reject): ClientSession._release,
-    **{(State.FAILED, kind): ClientSession._ignore for kind in FROM_SERVER},
+    (State.STREAMING, Welcome): Transition(_welcome, (State.STREAMING, State.FAILED)),
+    (State.STREAMING, Reject): Transition(_reject, (State.FAILED,)),
+    (State.STREAMING, GetSnapshot): Transition(_get_snapshot, (State.STREAMING,)),
+    (State.ENDED, Connected): Transition(_say_hello_at_end, (State.ENDED,)),
+    (State.ENDED, Welcome): Transition(_welcome_at_end, (State.ENDED,)),
+    (State.ENDED, GetSnapshot): Transition(_get_snapshot, (State.ENDED,)),
+    (State.ENDED, ServerError): Transition(_error_at_end, (State.ENDED,)),
+    (State.ENDED, End): Transition(_release, (State.ENDED,)),
+    (State.ENDED, Reject): Transition(_release, (State.ENDED,)),
+    (State.ENDED, Batch): Transition(_ignore, (State.ENDED,)),
+    (State.ENDED, Wait): Transition(_ignore, (State.ENDED,)),
+    # What was ready before the failure is handed out before it is raised.
+    (State.FAILED, HandedOut): Transition(_hand_out, (State.FAILED,)),
+    (State.FAILED, EndHandedOut): Transition(_hand_out_end, (State.FAILED, State.ENDED)),
+    (State.FAILED, StateLoaded): Transition(_load_state, (State.FAILED,)),
+    **{
+        (State.FAILED, event): Transition(_ignore, (State.FAILED,))
+        for event in (Connected, Welcome, Reject, GetSnapshot, Batch, Wait, End, ServerError)
+    },
 }
+ROWS = rows_by_state(TRANSITIONS, State)

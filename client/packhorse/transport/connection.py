@@ -17,19 +17,10 @@ from functools import partial
 from itertools import islice
 
 from packhorse.codec.microbatch import MicroBatch
-from packhorse.errors import PackhorseError, ProtocolError, TransportError
+from packhorse.errors import PackhorseError, TransportError
 from packhorse.feeding.array_converter import Arrays, array_converter
-from packhorse.protocol.client_session import (
-    ClientSession,
-    Deliver,
-    Effect,
-    Fail,
-    Finish,
-    Forget,
-    Reconnect,
-    Send,
-    State,
-)
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.transport.key_files import ClientKey
 from packhorse.transport.ready_queue import ReadyQueue
@@ -72,7 +63,7 @@ class Connection:
     @property
     def _awaited_by_others(self) -> bool:
         """Whether the others may still need this reader, which has ended: a new server meets all or none."""
-        waits = self.session.state is State.ENDED and not self.session.released
+        waits = self.session.state is State.ENDED and not self.session.progress.released
         return waits and time.monotonic() < self._leave_by
 
     def _as_owner(self, work: Callable[[], None]) -> bool:
@@ -171,7 +162,7 @@ class Connection:
         """One turn in the thread, which sleeps unless the loop has called."""
         with self.lock:
             self._thread_waits = not self._flush_requested
-            patience_s = self.session.keep_alive_s if self.queue.first_unbuilt is None else AWAY_S
+            patience_s = self.session.progress.keep_alive_s if self.queue.first_unbuilt is None else AWAY_S
         self._poll_once(patience_s if self._thread_waits else 0.0)
 
     # The socket's owner ------------------------------------------------------------------------------
@@ -193,7 +184,7 @@ class Connection:
         with self.lock:
             called, self._flush_requested = self._flush_requested, False
         now = time.monotonic()
-        keeps_alive = now - self._said_alive_at >= self.session.keep_alive_s
+        keeps_alive = now - self._said_alive_at >= self.session.progress.keep_alive_s
         if self.queue.pending_effects:
             self._send_pending_effects()
         if keeps_alive and self.queue.connected:
@@ -215,7 +206,7 @@ class Connection:
 
     def _read(self) -> None:
         # Not more than half a window at once: the server waits for what the loop takes meanwhile to be acknowledged.
-        for frames in islice(self._dealer.messages(), max(1, self.session.identity.window // 2)):
+        for frames in islice(self._dealer.messages(), max(1, self.session.progress.identity.window // 2)):
             self._step(self.session.receive, *decode(frames))
 
     def _rebuild_ahead(self) -> None:
@@ -299,9 +290,7 @@ class Connection:
         Raises nothing but ``PackhorseError``, which ends the thread too.
         """
         try:
-            if self.session.rebuilder is None:
-                raise ProtocolError("BATCH before WELCOME")
-            rebuilt = self._finish(self.session.rebuilder.rebuild(arrived.body, memoryview(arrived.payload)))
+            rebuilt = self._finish(self.session.progress.rebuild(arrived))
         except Exception as error:  # whatever it is, the loop must hear of it
             self._fail(error)
             raise self._named(error) from error

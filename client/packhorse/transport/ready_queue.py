@@ -11,8 +11,9 @@ from itertools import islice
 
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import PackhorseError
-from packhorse.protocol.client_session import ClientSession, Deliver, Effect, State
-from packhorse.protocol.reader_state import FeedState
+from packhorse.protocol.checkpoint_state import FeedState
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Deliver, Effect
 
 __all__ = ["QueueEntry", "ReadyQueue"]
 
@@ -75,7 +76,7 @@ class ReadyQueue:
 
         It waits for whole steps, and for room in the window: while half of that is left nothing waits.
         """
-        return 2 * self.unacknowledged >= self.session.identity.window or self.session.position.index == 0
+        return 2 * self.unacknowledged >= self.session.progress.identity.window or self.session.position.index == 0
 
     @property
     def first_unbuilt(self) -> tuple[int, Deliver] | None:

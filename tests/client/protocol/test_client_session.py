@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import HandshakeRefused, ProtocolError, ServerFailed
+from packhorse.protocol.checkpoint_state import FeedState
 from packhorse.protocol.client_session import (
     TRANSITIONS,
     UNANSWERED_LIMIT,
     ClientSession,
-    Deliver,
-    Effect,
-    Fail,
-    Finish,
-    Forget,
-    Identity,
-    Reconnect,
-    Send,
+    Connected,
+    EndHandedOut,
+    HandedOut,
     State,
+    StateLoaded,
+    Unanswered,
 )
+from packhorse.protocol.effects import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
+from packhorse.protocol.transition_table import Transition
 from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import (
     PROTOCOL_VERSION,
@@ -110,15 +111,15 @@ def hand_out(session: ClientSession, count: int = 1) -> None:
 
 def session_in(state: State, taken: int = 0) -> ClientSession:
     """A session that came to ``state`` by what happens, having handed out ``taken`` micro-batches."""
-    session = ClientSession(IDENTITY)
+    session = ClientSession(ReaderProgress(IDENTITY))
     if state is State.IDLE:
         return session
     session.connected()
-    if state is State.FAILED:
-        session.receive(EXAMPLES["REJECT"], [])
-    if state is State.STREAMING or state is State.ENDED or taken:
+    if state in (State.STREAMING, State.ENDED) or taken:
         session.receive(welcome(), [])
         hand_out(session, taken)
+    if state is State.FAILED:
+        session.receive(EXAMPLES["REJECT"], [])
     if state is State.HELLO_SENT and taken:
         session.connected()
     if state is State.ENDED:
@@ -149,6 +150,7 @@ HELLO_AGAIN = ["Forget", "Send Hello"]
 
 TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.HELLO_SENT, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
+    (State.HELLO_SENT, welcome(fingerprint=b"\x66" * 16), State.FAILED, ["Fail"]),
     (State.HELLO_SENT, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
     (State.HELLO_SENT, GET_SNAPSHOT, State.HELLO_SENT, ["Send Snapshot"]),
     (State.HELLO_SENT, EXAMPLES["WAIT"], State.HELLO_SENT, []),
@@ -158,6 +160,7 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.HELLO_SENT, batch(AT), State.HELLO_SENT, []),
     (State.HELLO_SENT, end(AT), State.HELLO_SENT, []),
     (State.STREAMING, welcome(), State.STREAMING, ["Forget", "Send Ack"]),
+    (State.STREAMING, welcome(fingerprint=b"\x66" * 16), State.FAILED, ["Fail"]),
     (State.STREAMING, EXAMPLES["REJECT"], State.FAILED, ["Fail"]),
     (State.STREAMING, GET_SNAPSHOT, State.STREAMING, ["Send Snapshot"]),
     (State.STREAMING, EXAMPLES["WAIT"], State.STREAMING, []),
@@ -165,7 +168,9 @@ TABLE: list[tuple[State, Message, State, list[str]]] = [
     (State.STREAMING, error(ErrorCode.REJOIN), State.STREAMING, ["Reconnect"]),
     (State.STREAMING, error(ErrorCode.DIVERGED, fatal=True), State.FAILED, ["Send Bye", "Fail"]),
     (State.STREAMING, batch(AT), State.STREAMING, ["Deliver"]),
+    (State.STREAMING, batch((9, 0)), State.HELLO_SENT, HELLO_AGAIN),
     (State.STREAMING, end(AT), State.STREAMING, ["Finish"]),
+    (State.STREAMING, end(Position(9, 0)), State.HELLO_SENT, HELLO_AGAIN),
     (State.ENDED, welcome(), State.ENDED, ["Send Ack"]),
     (State.ENDED, welcome(attempt=OTHER), State.ENDED, []),
     (State.ENDED, GET_SNAPSHOT, State.ENDED, ["Send Snapshot"]),
@@ -205,15 +210,83 @@ def test_each_row_of_the_table_leads_where_it_says(
     assert session.state is after
 
 
-def test_the_table_here_has_the_rows_of_the_session() -> None:
-    assert {(state, type(message)) for state, message, _, _ in TABLE} == TRANSITIONS.keys()
+LATER = FeedState("train", Position(1, 0), FINGERPRINT, snapshot_before(1))
+
+
+def take(session: ClientSession) -> None:
+    session.handed_out(session.position, digest_at(session.position))
+
+
+def take_end_of_pass(session: ClientSession) -> None:
+    """END came with the snapshot of the next pass."""
+    session.progress.snapshots.add(session.position.step + 1, b"the next pass")
+    session.end_handed_out()
+
+
+def wait_in_vain(session: ClientSession) -> list[Effect]:
+    return [effect for _ in range(UNANSWERED_LIMIT) for effect in session.interval_passed()]
+
+
+# state, micro-batches handed out before, event, what happens, the state it leads to, effects
+LOOP: list[tuple[State, int, type, Callable[[ClientSession], list[Effect] | None], State, list[str]]] = [
+    (State.IDLE, 0, Connected, ClientSession.connected, State.HELLO_SENT, HELLO_AGAIN),
+    (State.HELLO_SENT, 0, Connected, ClientSession.connected, State.HELLO_SENT, HELLO_AGAIN),
+    (State.STREAMING, 2, Connected, ClientSession.connected, State.HELLO_SENT, HELLO_AGAIN),
+    (State.ENDED, 2, Connected, ClientSession.connected, State.ENDED, ["Send Hello"]),
+    (State.FAILED, 0, Connected, ClientSession.connected, State.FAILED, []),
+    (State.HELLO_SENT, 0, Unanswered, wait_in_vain, State.HELLO_SENT, HELLO_AGAIN),
+    (State.IDLE, 0, StateLoaded, lambda session: session.resume(LATER), State.IDLE, []),
+    (State.HELLO_SENT, 0, StateLoaded, lambda session: session.resume(LATER), State.HELLO_SENT, HELLO_AGAIN),
+    (State.STREAMING, 0, StateLoaded, lambda session: session.resume(LATER), State.HELLO_SENT, HELLO_AGAIN),
+    (State.FAILED, 0, StateLoaded, lambda session: session.resume(LATER), State.FAILED, []),
+    (State.STREAMING, 2, HandedOut, take, State.STREAMING, []),
+    (State.FAILED, 2, HandedOut, take, State.FAILED, []),
+    (State.STREAMING, 2, EndHandedOut, ClientSession.end_handed_out, State.ENDED, []),
+    (State.STREAMING, 2, EndHandedOut, take_end_of_pass, State.STREAMING, []),
+    (State.FAILED, 2, EndHandedOut, ClientSession.end_handed_out, State.ENDED, []),
+    (State.FAILED, 2, EndHandedOut, take_end_of_pass, State.FAILED, []),
+]
+
+
+@pytest.mark.parametrize(("state", "taken", "happens", "after", "effects"), [(*row[:2], *row[3:]) for row in LOOP])
+def test_each_row_of_the_loop_leads_where_it_says(
+    state: State,
+    taken: int,
+    happens: Callable[[ClientSession], list[Effect] | None],
+    after: State,
+    effects: list[str],
+) -> None:
+    session = session_in(state, taken)
+    assert kinds(happens(session) or []) == effects
+    assert session.state is after
+
+
+def test_the_tables_here_have_the_rows_and_next_states_of_the_session() -> None:
+    """All but one: a WELCOME that answers what was said before a state was loaded (``loading``)."""
+    here = {(state, type(message), after) for state, message, after, _ in TABLE}
+    here |= {(state, event, after) for state, _, event, _, after, _ in LOOP}
+    here.add((State.HELLO_SENT, Welcome, State.HELLO_SENT))
+    assert here == {(state, event, to) for (state, event), row in TRANSITIONS.items() for to in row.to}
+
+
+def test_a_welcome_from_before_a_state_was_loaded_leaves_hello_unanswered() -> None:
+    session = session_in(State.HELLO_SENT)
+    session.resume(LATER)
+    assert session.receive(welcome(ORIGIN), []) == []
+    assert session.state is State.HELLO_SENT
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_state_is_entered_only_where_the_row_leads_there(state: State) -> None:
+    session = session_in(State.STREAMING)
+    row = Transition[State](print, tuple(other for other in State if other is not state))
+    with pytest.raises(ProtocolError, match=rf"STREAMING must not become {state.name}"):
+        session._enter(state, row)
+    assert session.state is State.STREAMING
 
 
 ILLEGAL = [
-    (state, message)
-    for state in State
-    for message in EXAMPLES.values()
-    if (state, type(message)) not in {(row[0], type(row[1])) for row in TABLE}
+    (state, message) for state in State for message in EXAMPLES.values() if (state, type(message)) not in TRANSITIONS
 ]
 
 
@@ -223,6 +296,18 @@ def test_a_message_without_a_row_is_refused_and_changes_nothing(state: State, me
     before = copy.deepcopy(session)
     with pytest.raises(ProtocolError, match=rf"{type(message).__name__} has no place in state {state.name}"):
         session.receive(message, [])
+    assert session == before
+
+
+@pytest.mark.parametrize("state", [State.IDLE, State.HELLO_SENT, State.ENDED])
+@pytest.mark.parametrize("happens", [take, ClientSession.end_handed_out])
+def test_nothing_is_handed_out_where_nothing_can_be_ready(
+    state: State, happens: Callable[[ClientSession], None]
+) -> None:
+    session = session_in(state, taken=0 if state is State.IDLE else 2)
+    before = copy.deepcopy(session)
+    with pytest.raises(ProtocolError, match=f"HandedOut has no place in state {state.name}"):
+        happens(session)
     assert session == before
 
 
@@ -246,7 +331,7 @@ def greeting(session: ClientSession) -> Hello:
 
 
 def test_a_new_process_says_who_it_is_and_that_it_holds_nothing() -> None:
-    session = ClientSession(IDENTITY, start=Position(5, 0))
+    session = ClientSession(ReaderProgress(IDENTITY, start=Position(5, 0)))
     hello = greeting(session)
     assert session.state is State.HELLO_SENT
     assert hello == Hello(
@@ -290,7 +375,7 @@ def test_hello_is_said_at_the_position_of_the_loop_and_not_of_what_was_received(
     for index in range(3):
         session.receive(batch((0, index)), [b"payload"])
     session.handed_out(ORIGIN, digest_at(ORIGIN))
-    assert greeting(session).position == session.expected == Position(0, 1)
+    assert greeting(session).position == session.progress.expected == Position(0, 1)
 
 
 def test_a_reader_that_has_ended_says_hello_behind_the_end_and_keeps_its_end() -> None:
@@ -334,9 +419,9 @@ def test_only_a_reader_that_greets_waits_for_an_answer(state: State) -> None:
 )
 def test_it_is_needed_until_the_end_is_said_again_or_nothing_can_be_mended(message: Message, released: bool) -> None:
     session = session_in(State.ENDED, taken=2)
-    assert not session.released
+    assert not session.progress.released
     session.receive(message, [])
-    assert session.released is released
+    assert session.progress.released is released
 
 
 def test_a_reader_that_has_failed_says_nothing() -> None:
@@ -358,16 +443,18 @@ def test_welcome_brings_attempt_contract_and_fingerprint_and_is_acknowledged() -
     assert sent(session.receive(welcome(), [])) == [
         Ack(stream="train", attempt=ATTEMPT, position=ORIGIN, loop_idle_s=0.0)
     ]
-    assert (session.attempt, session.fingerprint, session.contract) == (ATTEMPT, FINGERPRINT, CONTRACT)
+    assert session.progress.agreed is not None
+    assert session.progress.agreed.contract == CONTRACT
+    assert (session.attempt, session.progress.fingerprint) == (ATTEMPT, FINGERPRINT)
 
 
 def test_welcome_brings_what_the_server_warns_of() -> None:
     session = session_in(State.HELLO_SENT)
-    assert not session.warnings
+    assert not session.progress.warnings
     session.receive(welcome(), [])
-    assert [warning.rule for warning in session.warnings] == ["PER_TOKEN_LOSS"]
+    assert [warning.rule for warning in session.progress.warnings] == ["PER_TOKEN_LOSS"]
     session.receive(replace(welcome(), warnings=()), [])
-    assert not session.warnings
+    assert not session.progress.warnings
 
 
 def test_welcome_drops_what_was_not_handed_out() -> None:
@@ -376,7 +463,7 @@ def test_welcome_drops_what_was_not_handed_out() -> None:
         session.receive(batch((0, index)), [b"payload"])
     session.handed_out(ORIGIN, digest_at(ORIGIN))
     assert session.receive(welcome(), [])[0] == Forget()
-    assert session.position == session.expected == Position(0, 1)
+    assert session.position == session.progress.expected == Position(0, 1)
     hand_out(session, 3)
 
 
@@ -404,13 +491,17 @@ def test_the_same_attempt_with_another_fingerprint_is_fatal(state: State) -> Non
     assert isinstance(failure, Fail)
     assert isinstance(failure.error, ProtocolError)
     assert "same attempt" in str(failure.error)
-    assert (session.state, session.fingerprint, session.position) == (State.FAILED, FINGERPRINT, Position(0, 3))
+    assert (session.state, session.progress.fingerprint, session.position) == (
+        State.FAILED,
+        FINGERPRINT,
+        Position(0, 3),
+    )
 
 
 def test_another_attempt_may_be_another_stream_where_nothing_was_handed_out() -> None:
     session = session_in(State.STREAMING)
     session.receive(welcome(ORIGIN, attempt=OTHER, fingerprint=b"\x77" * 16), [])
-    assert (session.state, session.attempt, session.fingerprint) == (State.STREAMING, OTHER, b"\x77" * 16)
+    assert (session.state, session.attempt, session.progress.fingerprint) == (State.STREAMING, OTHER, b"\x77" * 16)
     assert session.receive(batch((0, 0)), [b"payload"]) == [], "a frame of the attempt before"
     assert kinds(session.receive(batch((0, 0), attempt=OTHER), [b"payload"])) == ["Deliver"]
 
@@ -432,16 +523,16 @@ def test_micro_batches_are_delivered_in_order_across_steps() -> None:
     session = session_in(State.STREAMING)
     hand_out(session, 3 * NUM_MICROBATCHES + 1)
     assert session.position == Position(3, 1)
-    assert session.last_digest == digest_at(Position(3, 0))
+    assert session.progress.last_digest == digest_at(Position(3, 0))
 
 
 def test_receiving_moves_what_is_expected_and_only_handing_out_moves_the_position() -> None:
     session = session_in(State.STREAMING)
     session.receive(batch((0, 0)), [b"payload"])
     session.receive(batch((0, 1)), [b"payload"])
-    assert (session.position, session.expected) == (ORIGIN, Position(0, 2))
+    assert (session.position, session.progress.expected) == (ORIGIN, Position(0, 2))
     session.handed_out(ORIGIN, digest_at(ORIGIN))
-    assert (session.position, session.expected) == (Position(0, 1), Position(0, 2))
+    assert (session.position, session.progress.expected) == (Position(0, 1), Position(0, 2))
 
 
 @pytest.mark.parametrize("position", [(0, 0), (0, 2), (0, 3)])
@@ -461,7 +552,7 @@ def test_a_gap_says_hello_again_at_the_position(position: tuple[int, int]) -> No
     assert kinds(effects) == HELLO_AGAIN
     (hello,) = sent(effects)
     assert isinstance(hello, Hello)
-    assert hello.position == session.position == session.expected == Position(0, 1)
+    assert hello.position == session.position == session.progress.expected == Position(0, 1)
     assert session.state is State.HELLO_SENT
 
 
@@ -478,14 +569,6 @@ def test_the_end_of_another_attempt_is_dropped_and_changes_nothing(position: Pos
     session = session_in(State.STREAMING, taken=1)
     before = copy.deepcopy(session)
     assert session.receive(end(position, OTHER), []) == []
-    assert session == before
-
-
-def test_nothing_is_handed_out_before_welcome() -> None:
-    session = session_in(State.HELLO_SENT)
-    before = copy.deepcopy(session)
-    with pytest.raises(ProtocolError, match="before WELCOME"):
-        session.handed_out(ORIGIN, digest_at(ORIGIN))
     assert session == before
 
 
@@ -512,7 +595,7 @@ def test_behind_the_end_of_a_pass_the_next_one_goes_on() -> None:
     assert session.receive(end(Position(1, 0)), [snapshot_before(2)]) == [Finish()]
     assert kinds(session.receive(batch((2, 0)), [b"payload"])) == ["Deliver"]
     session.end_handed_out()
-    assert (session.state, session.position, session.last_digest) == (State.STREAMING, Position(2, 0), b"")
+    assert (session.state, session.position, session.progress.last_digest) == (State.STREAMING, Position(2, 0), b"")
     assert session.saved().snapshot == snapshot_before(2)
     session.handed_out(Position(2, 0), digest_at(Position(2, 0)))
     assert session.position == Position(2, 1)
@@ -579,7 +662,7 @@ def test_rejoin_closes_and_says_hello_on_the_next_connection() -> None:
 
 
 def held(session: ClientSession) -> list[int]:
-    return sorted(session.snapshots)
+    return sorted(session.progress.snapshots)
 
 
 def after_steps(count: int) -> ClientSession:
@@ -608,7 +691,7 @@ def test_snapshots_are_kept_from_the_last_at_or_below_the_low_watermark(
     session = after_steps(5)
     session.receive(batch((5, 0), low_watermark=low_watermark), [b"payload"])
     assert held(session) == kept
-    assert all(session.snapshots[step] == snapshot_before(step) for step in kept)
+    assert all(session.progress.snapshots[step] == snapshot_before(step) for step in kept)
 
 
 def test_a_snapshot_that_arrives_is_the_stream_behind_its_step() -> None:
@@ -617,7 +700,7 @@ def test_a_snapshot_that_arrives_is_the_stream_behind_its_step() -> None:
     buffer = bytearray(snapshot_before(1))
     session.receive(batch((0, 3)), [b"payload", memoryview(buffer)])
     buffer[:] = bytes(len(buffer))
-    assert session.snapshots == {1: snapshot_before(1)}, "a copy: the frame's memory goes with the frame"
+    assert session.progress.snapshots == {1: snapshot_before(1)}, "a copy: the frame's memory goes with the frame"
 
 
 def test_a_snapshot_is_given_when_it_is_asked_for_by_digest() -> None:
@@ -691,10 +774,10 @@ def test_whatever_arrives_the_loop_is_handed_every_position_once_and_in_order(ev
                 carry_out(session.receive(welcome(place(number_of(session.position) - number)), []))
             case _:
                 offset = 0 if event == "next" else number
-                message = batch(place(number_of(session.expected) + offset), low_watermark=session.position)
+                message = batch(place(number_of(session.progress.expected) + offset), low_watermark=session.position)
                 message = altered(message, attempt=OTHER if event == "stale" else ATTEMPT)
                 carry_out(session.receive(message, frames_of(message)))
         assert event == "take" or session.position == before
         assert taken == [place(n) for n in range(len(taken))]
         assert [number_of(p) for p in ready] == list(range(len(taken), len(taken) + len(ready)))
-        assert len([step for step in session.snapshots if step <= session.position.step]) <= 1 + 1
+        assert len([step for step in session.progress.snapshots if step <= session.position.step]) <= 1 + 1

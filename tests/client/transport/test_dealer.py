@@ -50,7 +50,7 @@ def test_what_arrived_on_a_connection_that_broke_is_not_read_once_the_next_is_up
 def test_a_feed_that_hears_nothing_says_hello_again(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/server"
     with zmq.Context() as context, serve(context, endpoint) as router, Feed(endpoint, rank=0, world_size=1) as feed:
-        feed._connection.session.keep_alive_s = 0.01
+        feed._connection.session.progress.keep_alive_s = 0.01
         hellos = []
         for _ in range(3):
             assert router.poll(10_000), f"HELLO again after {UNANSWERED_LIMIT} intervals"

@@ -184,7 +184,7 @@ def test_a_feed_goes_on_trying_where_another_program_listens(answer: bytes, tmp_
     key_file = make_keys(tmp_path / "keys") / "trainers.key"
     with Listener(answer) as other:
         feed = Feed(other.endpoint, key_file=key_file, start_timeout=DEADLINE_S, arrays="numpy")
-        feed._connection.session.keep_alive_s = 0.05
+        feed._connection.session.progress.keep_alive_s = 0.05
         wait_until(lambda: other.connections > 12, "tries")
         assert feed._connection.queue.error is None
         feed.__exit__(ZeroDivisionError, ZeroDivisionError(), None)

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from packhorse.contract.position import Position
-from packhorse.protocol.client_session import ClientSession, Deliver, Finish, Send
+from packhorse.protocol.client_session import ClientSession
+from packhorse.protocol.effects import Deliver, Finish, Send
+from packhorse.protocol.reader_progress import ReaderProgress
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
 from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow, RankCounters, RebuiltMicroBatch
 from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop, ThinkTime
@@ -38,7 +40,7 @@ def streaming(
 ) -> SimulatedRank:
     """A rank that has its WELCOME at ``at`` and asks for its first micro-batch."""
     loop = SimulatedLoop(think_time or ThinkTime(THINK_S, 0.0), random.Random(0))
-    rank = SimulatedRank(ClientSession(IDENTITY), loop, RankCounters(measured))
+    rank = SimulatedRank(ClientSession(ReaderProgress(IDENTITY)), loop, RankCounters(measured))
     rank.came_up(at)
     rank.receive(welcome(), (), at)
     return rank
@@ -57,7 +59,9 @@ def acked(effects: list[object]) -> list[Position]:
 
 
 def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
-    rank = SimulatedRank(ClientSession(IDENTITY), SimulatedLoop(ThinkTime(THINK_S, 0.0), random.Random(0)))
+    rank = SimulatedRank(
+        ClientSession(ReaderProgress(IDENTITY)), SimulatedLoop(ThinkTime(THINK_S, 0.0), random.Random(0))
+    )
     hello = [effect.message for effect in rank.came_up(1.0) if isinstance(effect, Send)]
     assert [type(message) for message in hello] == [Hello]
     assert acked(list(rank.receive(welcome(), (), 3.0))) == [Position(0, 0)]
@@ -170,7 +174,7 @@ def test_what_the_server_waits_for_is_counted_while_this_rank_waits() -> None:
 
 def test_it_says_every_keep_alive_interval_that_it_lives() -> None:
     rank = streaming(at=10.0)
-    assert rank.due == 10.0 + rank.session.keep_alive_s
+    assert rank.due == 10.0 + rank.session.progress.keep_alive_s
     assert acked(list(rank.tick(11.0))) == [Position(0, 0)]
     assert rank.due == 12.0
 

@@ -9,7 +9,9 @@ import pytest
 from packhorse.contract.batch_contract import BatchContract, LossReduction, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
-from packhorse.protocol.client_session import ClientSession, Identity, Send
+from packhorse.protocol.client_session import ClientSession
+from packhorse.protocol.effects import Send
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rules import Violation
 from packhorse.wire.messages import Hello, Reject, Welcome, decode, encode
 from packhorse_service.protocol.stream_session import Send as ServerSend
@@ -39,7 +41,7 @@ def client(rank: int, contract: BatchContract | None = None, window: int = 2) ->
         contract=contract or BatchContract(),
         window=window,
     )
-    return ClientSession(identity)
+    return ClientSession(ReaderProgress(identity))
 
 
 def hello_of(session: ClientSession) -> Hello:
@@ -73,7 +75,7 @@ def test_a_warning_refuses_nobody_and_reaches_the_log_once_and_every_reader(capl
     for effect, session in zip(welcomes, clients, strict=True):
         message, extra = decode([encode(effect.message)])
         session.receive(message, extra)
-        assert [warning.rule for warning in session.warnings] == ["PER_TOKEN_LOSS"]
+        assert [warning.rule for warning in session.progress.warnings] == ["PER_TOKEN_LOSS"]
     assert caplog.text.count("PER_TOKEN_LOSS") == 1
 
 

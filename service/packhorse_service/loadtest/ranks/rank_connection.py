@@ -6,8 +6,8 @@ import selectors
 import time
 from dataclasses import dataclass
 
-from packhorse.errors import PackhorseError, ProtocolError
-from packhorse.protocol.client_session import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
+from packhorse.errors import PackhorseError
+from packhorse.protocol.effects import Deliver, Effect, Fail, Finish, Forget, Reconnect, Send
 from packhorse.transport.dealer import ConnectionEvent, Dealer
 from packhorse.wire.messages import Frames, decode, encode
 from packhorse_service.loadtest.ranks.rank_counters import RebuiltMicroBatch
@@ -116,10 +116,7 @@ class RankConnection:
 
     def _rebuild(self, effect: Deliver, size: int) -> RebuiltMicroBatch:
         """Do all that a real rank does with a frame, its tensors included; they are not kept."""
-        rebuilder = self.rank.session.rebuilder
-        if rebuilder is None:
-            raise ProtocolError("BATCH before WELCOME")
-        rebuilt = rebuilder.rebuild(effect.body, memoryview(effect.payload))
+        rebuilt = self.rank.session.progress.rebuild(effect)
         shares = 1 if rebuilt.holds_whole_row else rebuilt.context_size
         return RebuiltMicroBatch(
             position=rebuilt.position,

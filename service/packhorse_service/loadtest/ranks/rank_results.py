@@ -86,5 +86,5 @@ def rank_result(rank: SimulatedRank) -> RankResult:
 
 def number_of(rank: SimulatedRank) -> int:
     """Its number in the job."""
-    identity = rank.session.identity
+    identity = rank.session.progress.identity
     return identity.layout.rank(identity.reader)

@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from packhorse.protocol.client_session import ClientSession, Effect, Forget, Send, State
+from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.effects import Effect, Forget, Send
 from packhorse.wire.messages import Frames, Message, Wait
 from packhorse_service.loadtest.ranks.rank_counters import RankCounters, RebuiltMicroBatch
 from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop
@@ -44,8 +45,8 @@ class SimulatedRank:
     @property
     def num_microbatches(self) -> int:
         """Micro-batches of this rank in a step, as the server's contract has it; 0 before the handshake."""
-        contract = self.session.contract
-        return contract.num_microbatches(self.session.identity.layout) if contract else 0
+        agreed = self.session.progress.agreed
+        return agreed.num_microbatches if agreed is not None else 0
 
     def fail(self, error: Exception) -> None:
         """End the rank; the first error is what counts."""
@@ -57,7 +58,7 @@ class SimulatedRank:
 
     def begin(self, now: float) -> None:
         """Note that the connection is being made."""
-        self.keep_alive_at = now + self.session.keep_alive_s
+        self.keep_alive_at = now + self.session.progress.keep_alive_s
 
     def came_up(self, now: float) -> list[Effect]:
         self.connected = True

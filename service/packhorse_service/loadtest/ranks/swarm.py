@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from packhorse.protocol.client_session import ClientSession, Identity
+from packhorse.protocol.client_session import ClientSession
+from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.transport.dealer import Dealer
 from packhorse.transport.key_files import ClientKey, find_client_key
 from packhorse_service.loadtest.ranks.command_reader import CommandReader
@@ -144,16 +145,15 @@ class Swarm:
 
     def _simulated(self, rank: int) -> SimulatedRank:
         job = self.job
-        session = ClientSession(
-            Identity(
-                stream=STREAM,
-                reader=job.layout.coordinates(rank),
-                client=os.urandom(CLIENT_ID_BYTES),
-                layout=job.layout,
-                contract=job.contract,
-                window=job.window,
-            )
+        identity = Identity(
+            stream=STREAM,
+            reader=job.layout.coordinates(rank),
+            client=os.urandom(CLIENT_ID_BYTES),
+            layout=job.layout,
+            contract=job.contract,
+            window=job.window,
         )
+        session = ClientSession(ReaderProgress(identity))
         consume_s = job.consume_s * (job.slow_factor if rank in job.slow else 1)
         think_time = ThinkTime(consume_s, job.jitter, stops=rank in job.stopped)
         loop = SimulatedLoop(think_time, random.Random(f"{job.seed} {rank}"))
