@@ -4,53 +4,41 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
-from packhorse.contract.batch_contract import BatchContract, ResolvedContract
-from packhorse.contract.layout import Coordinates, ParallelLayout
-from packhorse.contract.position import Position
 from packhorse.protocol.client_session import TRANSITIONS as CLIENT
 from packhorse.protocol.client_session import State
 from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES
 from packhorse.wire.facts import TEXT_LIMIT, UNKNOWN_FACTS_LIMIT
-from packhorse.wire.messages import TAGS, BatchBody, ErrorCode, SnapshotRef, WaitReason
+from packhorse.wire.messages import TAGS, ErrorCode, Hello, WaitReason
 from packhorse_service.protocol.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
 from packhorse_service.protocol.readers import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER
 from packhorse_service.server.router import INBOUND_LIMIT_BYTES
 from packhorse_service.snapshot.codec import SNAPSHOT_LIMIT_BYTES
 from tests.docs.pages import grid, rows, text_of
+from tools.docs.protocol_page import comments_of
 from tools.docs.state_tables import event_name
 
 PAGE = text_of("protocol.md")
-ON_THE_WIRE = {
-    **{int: "integer", float: "float", str: "text", bytes: "bytes", bool: "boolean"},
-    **{Position: "position", Coordinates: "coordinates", SnapshotRef: "[step, digest]", BatchBody: "body"},
-    **{ParallelLayout: "layout", BatchContract: "contract", ResolvedContract: "resolved contract"},
-    **{Violation: "violation", ArrayEntry: "array entry"},
-}
 STATES = [(State, CLIENT, "## The client's states"), (Phase, SERVER, "## The server's states, for one stream")]
 
 
-def on_the_wire(hint: Any) -> str:
-    if hint in ON_THE_WIRE:
-        return ON_THE_WIRE[hint]
-    if get_origin(hint) is tuple:
-        return f"array of {on_the_wire(get_args(hint)[0])}"
-    assert issubclass(hint, StrEnum)
-    return "text"
+@pytest.mark.parametrize("name", [*TAGS, "body"])
+def test_a_message_has_its_table_in_a_section_of_its_own(name: str) -> None:
+    """The table is written from its class."""
+    section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    assert f"<!-- begin {name}: " in section
 
 
-@pytest.mark.parametrize(("name", "kind"), [*TAGS.items(), ("body", BatchBody)])
-def test_a_message_has_the_fields_of_the_page(name: str, kind: type) -> None:
-    described = [(field.strip("`"), wire_type) for field, wire_type, _ in rows(PAGE, f"### {name}")]
-    assert described == [
-        (field, on_the_wire(hint)) for field, hint in get_type_hints(kind).items() if field != "unknown_facts"
-    ]
+def test_a_field_is_described_by_the_comment_behind_it() -> None:
+    comments = comments_of(Hello)
+    assert comments["start"] == "where this process began"
+    assert comments["reader"] == ""
 
 
 @pytest.mark.parametrize("kind", [Violation, ArrayEntry, WaitReason, ErrorCode])

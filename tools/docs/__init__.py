@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tools.docs.configuration_page import settings, trainer_facts
 from tools.docs.metrics_page import metrics
+from tools.docs.protocol_page import MESSAGE_TABLES
 from tools.docs.rules_page import bridge_rules, contract_rules, declared_settings, model_families, runtime_rules
 from tools.docs.state_tables import client_picture, client_states
 
@@ -30,6 +31,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bridge_rules": bridge_rules,
     "declared_settings": declared_settings,
     "client_states": client_states,
+    **MESSAGE_TABLES,
 }
 # Modules whose docstring has a picture that is drawn from their table.
 PICTURES: Mapping[Path, Callable[[], str]] = {

@@ -17,7 +17,7 @@ __all__ = ["FAMILIES", "Family", "family_of", "model_family"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One row: in these modes this family does not take packed rows."""
+    """Row of the table: a family that does not take packed rows in some modes, and the reason."""
 
     name: str
     modes: frozenset[Packing]

@@ -37,7 +37,7 @@ SOURCE = "Source:"
 
 
 class Severity(StrEnum):
-    """What a broken rule means for the reader. Frozen: REJECT carries it in every version of the protocol."""
+    """Consequence of a broken rule for the reader. Frozen: REJECT carries it in every version of the protocol."""
 
     ERROR = "error"  # the reader is rejected
     WARN = "warn"  # reported to both sides
@@ -45,7 +45,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One broken rule: what was wanted, what was found, and what to change.
+    """Broken rule: what was wanted of a field, what was found, and what to change.
 
     Frozen in its fields: REJECT carries it in every version of the protocol.
     """
@@ -59,7 +59,7 @@ class Violation:
 
     @property
     def message(self) -> str:
-        """What is wrong, in one sentence; the remedy stands beside it."""
+        """Sentence on what is wrong; the remedy stands beside it."""
         return f"{self.field} is {self.got}, must be {self.want}"
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What the rules are about: one stream's contract on one layout, and what one reader says of itself."""
+    """All that the rules are about: a stream's contract on its layout, and what one reader says of itself."""
 
     layout: ParallelLayout
     contract: ResolvedContract
@@ -81,7 +81,7 @@ class RuleInput:
 
 
 class Breach(NamedTuple):
-    """One way in which an input breaks a rule. ``severity`` is given where it differs from the rule's."""
+    """Way in which an input breaks a rule. ``severity`` is given where it differs from the rule's."""
 
     field: str
     want: str
@@ -98,7 +98,7 @@ class Unchecked(NamedTuple):
 
 
 class Documentation(NamedTuple):
-    """What is known of a rule: when it holds, in one line; why; and where that can be checked."""
+    """Text on a rule: when it holds, in one line; why; and where that can be checked."""
 
     summary: str
     reason: str
@@ -117,17 +117,17 @@ class ExplainableRule(Protocol):
 
     @property
     def id(self) -> str:
-        """Stable name, in capitals."""
+        """Name in capitals, the same for good."""
         ...
 
     @property
     def severity(self) -> Severity:
-        """What a breach means, unless the breach itself says otherwise."""
+        """Consequence of a breach, unless the breach itself says otherwise."""
         ...
 
     @property
     def documentation(self) -> Documentation:
-        """When it holds, why, and where that can be checked."""
+        """Text on when the rule holds, why, and where that can be checked."""
         ...
 
     @property
@@ -160,7 +160,7 @@ class Rule:
 
     @property
     def documentation(self) -> Documentation:
-        """When it holds, why, and where that can be checked: the docstring of its check."""
+        """Text on when the rule holds, why, and where that can be checked: the docstring of its check."""
         return Documentation.parse(self.check.__doc__ or "")
 
     @property

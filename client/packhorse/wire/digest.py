@@ -8,5 +8,5 @@ __all__ = ["digest_of"]
 
 
 def digest_of(snapshot: bytes) -> bytes:
-    """What names a snapshot: BLAKE2b, 16 bytes."""
+    """Return the 16 bytes that name a snapshot on the wire: its BLAKE2b digest."""
     return blake2b(snapshot, digest_size=16).digest()

@@ -34,7 +34,7 @@ class UnknownFact(NamedTuple):
 
 
 class DeclaredFacts(NamedTuple):
-    """What a trainer declares: nothing, or the facts that this side knows; and those that it does not, by name."""
+    """Declaration of a trainer: nothing, or the facts that this side knows; and those that it does not, by name."""
 
     known: TrainerFacts | None
     unknown: tuple[UnknownFact, ...]

@@ -47,20 +47,20 @@ class SnapshotRef(NamedTuple):
 class Hello:
     """Client → server: who I am, where I stand, what I hold."""
 
-    min_version: int
-    max_version: int
-    stream: str
+    min_version: int  # lowest version of the protocol that this client speaks; its HELLO has the form of that
+    max_version: int  # highest
+    stream: str  # at most 64 characters
     reader: Coordinates
-    client: bytes  # 16 random bytes, one value for the life of a Feed
+    client: bytes  # 16 random ones, the same for the life of this process's feed
     layout: ParallelLayout
-    contract: BatchContract
-    contract_digest: bytes
-    attempt: bytes  # empty in a new process or after load_state_dict
+    contract: BatchContract  # what it relies on
+    contract_digest: bytes  # 16: equal where contract and layout are; compared among readers
+    attempt: bytes  # 8; none in a new process, or after a state was loaded
     start: Position  # where this process began
-    position: Position  # of the next micro-batch it will hand out
-    snapshots: tuple[SnapshotRef, ...]
-    last_digest: bytes  # row digest of the micro-batch before ``position``; empty if none was handed out
-    window: int  # micro-batches that may be under way to it
+    position: Position  # of the next micro-batch that it hands out
+    snapshots: tuple[SnapshotRef, ...]  # that it holds; the digest is BLAKE2b with 16 bytes
+    last_digest: bytes  # row digest of the micro-batch before ``position``; none where none was handed out
+    window: int  # micro-batches that may be under way to it; at least 2
     start_timeout_s: float  # how long it waits for the others before it gives up
     unknown_facts: tuple[UnknownFact, ...] = ()  # of its trainer; on the wire they stand among the others
 
@@ -80,7 +80,7 @@ class Hello:
 
     @property
     def has_handed_out(self) -> bool:
-        """Whether its loop has taken anything since this process began."""
+        """Position and start differ: its loop has taken something since this process began."""
         return self.position != self.start
 
 

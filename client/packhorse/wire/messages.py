@@ -70,11 +70,11 @@ class Welcome:
 
     stream: str
     attempt: bytes
-    fingerprint: bytes
-    position: Position
-    contract: ResolvedContract
-    keep_alive_s: float  # how often each side tells the other that it lives
-    warnings: tuple[Violation, ...] = ()  # what the reader should know, and is served nevertheless
+    fingerprint: bytes  # 16: equal only where every position has the same bytes
+    position: Position  # where this reader stands
+    contract: ResolvedContract  # what micro-batches are rebuilt by
+    keep_alive_s: float  # 0.01 … 3600: how often each side tells the other that it lives; 1 before WELCOME
+    warnings: tuple[Violation, ...] = ()  # rules that are broken, and served nevertheless
 
     def __post_init__(self) -> None:
         require_attempt(self.attempt)
@@ -88,7 +88,7 @@ class Reject:
     """Server → client: every rule this reader breaks."""
 
     stream: str
-    violations: tuple[Violation, ...]
+    violations: tuple[Violation, ...]  # all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,20 +115,20 @@ class Snapshot:
 
 
 class BatchBody(Struct, frozen=True, kw_only=True, gc=False):
-    """What is the same for every reader of one view of a micro-batch."""
+    """Part of a BATCH that is the same for every reader of one view of a micro-batch."""
 
     step: Whole
     index: Whole
-    num_tokens: Whole
-    num_loss_tokens: Whole
-    local_loss_tokens: Whole
-    step_tokens: Whole
-    step_loss_tokens: Whole
-    max_seqlen: Whole
-    slots: Whole  # local slots, of all rows
-    filler: bool
-    row_digest: bytes
-    arrays: tuple[ArrayEntry, ...]
+    num_tokens: Whole  # real slots of the whole row
+    num_loss_tokens: Whole  # supervised slots of the whole row
+    local_loss_tokens: Whole  # of this rank's slice
+    step_tokens: Whole  # of the whole step, over all ranks
+    step_loss_tokens: Whole  # the denominator of a loss per token
+    max_seqlen: Whole  # the longest physical segment; a constant with fixed shapes
+    slots: Whole  # of the slice, all rows together
+    filler: bool  # a row again, with nothing to train on
+    row_digest: bytes  # 16, of the whole row: equal for every view of it (`row_digest`)
+    arrays: tuple[ArrayEntry, ...]  # what is in the payload
 
     def __post_init__(self) -> None:
         counts = (self.num_tokens, self.num_loss_tokens, self.local_loss_tokens, self.step_tokens)
@@ -139,12 +139,12 @@ class BatchBody(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Batch(Struct, frozen=True, kw_only=True, gc=False):
-    """Server → client: one micro-batch. ``low_watermark`` is the lowest acknowledged position of all readers."""
+    """Server → client: one micro-batch; its arrays, and on the last one of a step the snapshot, are further frames."""
 
     stream: str
     attempt: bytes
-    low_watermark: Position
-    body: BatchBody
+    low_watermark: Position  # the lowest acknowledged position of all readers
+    body: BatchBody  # the same for all readers of this view
 
     def __post_init__(self) -> None:
         require_attempt(self.attempt)
@@ -161,7 +161,7 @@ class Ack(Struct, frozen=True, kw_only=True, gc=False):
     stream: str
     attempt: bytes
     position: Position
-    loop_idle_s: float  # seconds since the loop last asked; 0 while it is asking
+    loop_idle_s: float  # seconds since the training loop last asked; 0 while it asks
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loop_idle_s):
@@ -184,8 +184,8 @@ class Wait:
 
     stream: str
     reason: WaitReason
-    ranks: tuple[str, ...]
-    waited_s: float
+    ranks: tuple[str, ...]  # for people
+    waited_s: float  # for how long, until now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class End:
 class ErrorCode(StrEnum):
     HELLO = "hello"  # say HELLO first
     REJOIN = "rejoin"  # close, resolve the name again, say HELLO
-    FAILED = "failed"  # the server cannot go on: its message says why
+    FAILED = "failed"  # the server cannot go on, and the message says why
     DIVERGED = "replay_diverged"  # the stream made again differs from what was delivered
     POSITION = "position"  # a position the server cannot serve
 
@@ -219,7 +219,7 @@ class ServerError:
     stream: str
     code: ErrorCode
     message: str
-    fatal: bool
+    fatal: bool  # the client ends with it, and says BYE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ LIST_LIMIT_BYTES = HEADER_LIMIT_BYTES - 2048  # of all texts of a list, which mu
 
 @dataclass(slots=True)
 class Rejections:
-    """What stands in the way of the attempt that is forming: readers that were rejected, and those claimed twice."""
+    """Obstacles to the attempt that is forming: readers that were rejected, and those claimed twice."""
 
     layout: ParallelLayout
     _rejected: dict[Coordinates, tuple[Violation, ...]] = field(default_factory=dict)

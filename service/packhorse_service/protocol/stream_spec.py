@@ -23,7 +23,7 @@ __all__ = ["StreamSpec", "disagreements", "readers_of", "version_violation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """One stream, constant for the life of a server. Times are seconds."""
+    """Description of a stream, constant for the life of a server. Times are seconds."""
 
     stream: str
     layout: ParallelLayout
