@@ -23,13 +23,9 @@ def test_the_exit_codes_are_those_of_serve() -> None:
 
 
 def test_the_paths_are_those_of_the_monitor() -> None:
-    monitor = StatusServer(Address("127.0.0.1", 0), a_status)
-    monitor.start()
-    try:
+    with StatusServer(Address("127.0.0.1", 0), a_status) as monitor:
         with pytest.raises(urllib.error.HTTPError) as refusal:
             urllib.request.urlopen(f"{monitor.url}/nowhere")
         with refusal.value as said:
             there_are = said.read().decode().rpartition("there are ")[2].split()
-    finally:
-        monitor.close()
     assert [path.strip("`") for path, _ in rows(PAGE, "## Watching it")] == there_are

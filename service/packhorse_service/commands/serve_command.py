@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,8 +16,12 @@ import typer
 
 from packhorse.errors import ConfigError
 from packhorse_service.check.memory_bound import MemoryBound, refuse_over_limit, server_memory, stream_memory
-from packhorse_service.config.addresses import address_of
+from packhorse_service.config.addresses import Address, address_of
 from packhorse_service.config.serve_config import CurveConfig, ServeConfig, load_config
+from packhorse_service.monitoring.collect import StatusCollector
+from packhorse_service.monitoring.loop_hook import LoopMonitor
+from packhorse_service.monitoring.recent_events import RecentEvents
+from packhorse_service.monitoring.status_http import StatusServer
 from packhorse_service.pipeline.all_streams import plan_streams
 from packhorse_service.pipeline.run import StreamPlan, make_engine
 from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Limits
@@ -24,9 +29,12 @@ from packhorse_service.protocol.derived import derived_values
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.server.authentication import Curve, load_curve
 from packhorse_service.server.bind_policy import is_private, require_private
+from packhorse_service.server.lifetime import Ending
 from packhorse_service.server.logs import LogForm, log_to_stderr
 from packhorse_service.server.rlimit import allow_open_files
-from packhorse_service.server.server import Ending, Server, publish
+from packhorse_service.server.server import Server
+from packhorse_service.server.signals import stopped_by_signals
+from packhorse_service.server.systemd import SystemdNotifier
 
 __all__ = ["serve"]
 
@@ -83,10 +91,10 @@ def serve(
         log.warning("%s", warning)
     readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
     allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
-    with ExitStack() as engines:
+    with ExitStack() as resources:
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:
-            engines.callback(engine.close)
+            resources.callback(engine.close)
         server = Server(
             streams,
             where,
@@ -94,12 +102,16 @@ def serve(
             rejoin_after_s=described.rejoin_after_s,
             curve=curve,
             insecure=insecure,
-            monitor=address,
         )
-        _announce(server, plans, endpoint_file, monitor_file)
+        resources.callback(server.close)
+        resources.enter_context(stopped_by_signals(server.stop))
+        hook, monitor_url = _monitored(server, address, resources)
+        _announce(server.endpoint, monitor_url, plans)
+        # The endpoint comes last: whoever finds it finds the other too.
+        publish(monitor_url, monitor_file)
+        publish(server.endpoint, endpoint_file)
         _collect_less()
-        with server.stopped_by_signals():
-            return EXIT_CODES[server.serve()]
+        return EXIT_CODES[server.serve(hook)]
 
 
 EXIT_CODES = {Ending.ALL_LEFT: 0, Ending.STOPPED: 0, Ending.SILENT: 3}
@@ -120,21 +132,39 @@ def _or_none(monitor: str) -> str | None:
     return None if monitor == "none" else monitor
 
 
-def _announce(
-    server: Server, plans: Sequence[StreamPlan], endpoint_file: Path | None, monitor_file: Path | None
-) -> None:
-    """What is served, and where, in the log and in files."""
+def _monitored(server: Server, address: Address | None, resources: ExitStack) -> tuple[LoopMonitor, str | None]:
+    """Return what watches the server's loop, and the URL of the status page, which is served until ``resources`` end.
+
+    Raises ``ConfigError`` where the page cannot be served at ``address``.
+    """
+    recent = RecentEvents(server.clock)
+    watched = [(stream.session, stream.producer) for stream in server.streams]
+    collector = StatusCollector(server.endpoint, watched, server.clock())
+    hook = LoopMonitor(collector, recent, SystemdNotifier(), server.clock)
+    resources.enter_context(recent.attached())
+    if address is None:
+        return hook, None
+    return hook, resources.enter_context(StatusServer(address, hook.latest)).url
+
+
+def _announce(endpoint: str, monitor_url: str | None, plans: Sequence[StreamPlan]) -> None:
+    """Log what is served, and where."""
     for stream in plans:
         readers = len(readers_of(stream.layout, stream.contract.readers))
-        log.info("listening on %s for %d readers of %s, %s", server.endpoint, readers, stream.name, stream.layout)
+        log.info("listening on %s for %d readers of %s, %s", endpoint, readers, stream.name, stream.layout)
         log.info("contract", extra={"stream": stream.name, **asdict(stream.contract)})
         log.info("derived", extra={"stream": stream.name, **derived_values(stream.contract, stream.layout)})
-    if server.monitor_url is not None:
-        log.info("status page, metrics and probes at %s", server.monitor_url)
-    # The endpoint comes last: whoever finds it finds the other too.
-    for path, text in ((monitor_file, server.monitor_url), (endpoint_file, server.endpoint)):
-        if path is not None and text is not None:
-            publish(text, path)
+    if monitor_url is not None:
+        log.info("status page, metrics and probes at %s", monitor_url)
+
+
+def publish(text: str | None, path: Path | None) -> None:
+    """Write a line to a file in one step: whoever reads it finds nothing or all of it."""
+    if text is None or path is None:
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def _curve(described: CurveConfig | None, key_file: Path | None, base: Path) -> Curve | None:

@@ -1,4 +1,7 @@
-"""The loop's own part in being watched: it looks once a second, logs what changed, and says that it turns."""
+"""What the loop itself does for those who watch it: a status once a second, log lines of what changed, the watchdog.
+
+``LoopMonitor`` is the ``server.LoopHook`` that ``packhorse serve`` hands to its server.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ REPORT_S = 10.0
 
 
 class LoopMonitor:
-    """``turn`` is the loop's; ``latest`` may be called by any thread."""
+    """Hook of a server's loop, whose thread calls all but ``latest``. ``clock`` is the server's, in seconds."""
 
     def __init__(
         self, collector: StatusCollector, recent: RecentEvents, notifier: SystemdNotifier, clock: Callable[[], float]
@@ -37,8 +40,12 @@ class LoopMonitor:
         self._next_look_s = 0.0
         self._next_report_s = 0.0
 
+    def started(self) -> None:
+        """Tell systemd that the server listens."""
+        self._notifier.ready(f"listening on {self._status.endpoint}")
+
     def on_turn(self, now: float, connections: int) -> None:
-        """The loop has turned."""
+        """Note that the loop has turned; once a second, describe the server, log changes and feed the watchdog."""
         self._turned_s = now
         if now < self._next_look_s:
             return
@@ -51,23 +58,30 @@ class LoopMonitor:
             self._next_report_s = now + REPORT_S
             self._report(self._status)
 
+    def stopping(self) -> None:
+        """Tell systemd that the server leaves."""
+        self._notifier.stopping()
+
     def _report(self, status: ServerStatus) -> None:
         for stream in status.streams:
-            log.info("%s", in_a_line(stream), extra={"stream": stream.name, **_figures(stream)})
+            log.info("%s", in_a_line(stream), extra={"stream": stream.name, **_rates(stream)})
 
     def latest(self) -> ServerStatus:
-        """The last look, with how long ago the loop turned, and what was logged until now."""
+        """Return the last status, with how long ago the loop turned, and what was logged until now.
+
+        Any thread may call it.
+        """
         now = self._clock()
         return replace(self._status, age_s=round(now - self._turned_s, 1), events=tuple(self._recent.events(now)))
 
 
 def in_a_line(stream: StreamStatus) -> str:
-    """What a stream is doing."""
+    """Return what a stream is doing, as one line."""
     said = headline(stream)
     return f"{said.word}: {said.sentence}"
 
 
-def _figures(stream: StreamStatus) -> dict[str, float]:
+def _rates(stream: StreamStatus) -> dict[str, float]:
     if not stream.history:
         return {}
     speed = round(tokens_per_s(stream.history))

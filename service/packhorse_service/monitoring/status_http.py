@@ -78,12 +78,12 @@ class StatusServer:
         self.url = f"http://{Address(str(host), int(port))}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="packhorse-monitor", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> StatusServer:
         self._thread.start()
+        return self
 
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._server.shutdown()
+    def __exit__(self, *_raised: object) -> None:
+        self._server.shutdown()
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -18,7 +18,7 @@ from packhorse_service.mixing.source_counts import PipelineProgress, SourceCount
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
 from packhorse_service.protocol.effects import Make, Restore
 
-__all__ = ["Failed", "Made", "NotRestored", "Producer", "Restored", "Result"]
+__all__ = ["Failed", "Made", "NotRestored", "PipelineFailed", "Producer", "Restored", "Result"]
 
 log = logging.getLogger("packhorse.producer")
 
@@ -43,10 +43,14 @@ class NotRestored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    message: str
+    error: PackhorseError
 
 
 Result = Made | Restored | NotRestored | Failed
+
+
+class PipelineFailed(PackhorseError):
+    """The pipeline failed as no setting and no data explains; the log has the traceback."""
 
 
 class Producer(threading.Thread):
@@ -90,10 +94,10 @@ class Producer(threading.Thread):
             try:
                 result = self._carry_out(request)
             except PackhorseError as error:
-                result = Failed(str(error))
+                result = Failed(error)
             except Exception as error:
                 log.exception("the pipeline failed")
-                result = Failed(f"{type(error).__name__}: {error}")
+                result = Failed(PipelineFailed(f"{type(error).__name__}: {error}"))
             self.busy = False
             self.results.put(result)
             self._wake()

@@ -23,12 +23,8 @@ ANY = Address("127.0.0.1", 0)
 
 @contextmanager
 def monitor(status: ServerStatus, address: Address = ANY) -> Iterator[StatusServer]:
-    serving = StatusServer(address, lambda: status)
-    serving.start()
-    try:
+    with StatusServer(address, lambda: status) as serving:
         yield serving
-    finally:
-        serving.close()
 
 
 def ask(at: StatusServer, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
