@@ -85,12 +85,7 @@ def serve(
     if insecure and described.curve is None and not is_private(where):
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = _curve(described.curve, key_file, config.parent)
-    plans = plan_streams(described, config.parent)
-    refuse_over_limit(described, server_memory(_memory_of(stream, described, config.parent) for stream in plans))
-    for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
-        log.warning("%s", warning)
-    readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
-    allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
+    plans = _planned(described, config.parent)
     with ExitStack() as resources:
         streams = [(stream, make_engine(described, stream)) for stream in plans]
         for _, engine in streams:
@@ -126,6 +121,17 @@ def _collect_less() -> None:
     """
     gc.freeze()
     gc.set_threshold(OBJECTS_A_COLLECTION)
+
+
+def _planned(described: ServeConfig, base: Path) -> list[StreamPlan]:
+    """Return the plan of every stream, for whose memory and connections there is room."""
+    plans = plan_streams(described, base)
+    refuse_over_limit(described, server_memory(_memory_of(stream, described, base) for stream in plans))
+    for warning in dict.fromkeys(warning for stream in plans for warning in stream.warnings):
+        log.warning("%s", warning)
+    readers = [len(readers_of(stream.layout, stream.contract.readers)) for stream in plans]
+    allow_open_files(Limits.for_readers(sum(readers)).connections, ahead=ACCEPTED_AHEAD)
+    return plans
 
 
 def _or_none(monitor: str) -> str | None:
