@@ -29,7 +29,7 @@ __all__ = ["arguments", "attach"]
 
 
 def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> dict[str, Any]:
-    """Keyword arguments of a causal language model's ``forward``.
+    """Return keyword arguments of a causal language model's ``forward``.
 
     ``input_ids``, ``position_ids``, ``labels`` int64 [MBS, T]; for packed rows ``cu_seq_lens_q`` and ``_k``
     int32 [S+1], physical, and ``max_length_q`` and ``_k``, integers. Labels are ``ignore_index`` wherever
@@ -58,13 +58,13 @@ def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> d
 
 
 def _rows(array: Any) -> torch.Tensor:
-    """[T] or [MBS, T] as [MBS, T]."""
+    """Return an array of [T] or [MBS, T] as a tensor of [MBS, T]."""
     tensor = torch.as_tensor(array)
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _offsets(micro_batch: MicroBatch) -> dict[str, Any]:
-    """What flash kernels read; dense rows have none."""
+    """Return the offsets that flash kernels read; dense rows have none."""
     if micro_batch.cu_seqlens_padded is None:
         return {}
     offsets, longest = torch.as_tensor(micro_batch.cu_seqlens_padded), micro_batch.max_seqlen
@@ -72,7 +72,7 @@ def _offsets(micro_batch: MicroBatch) -> dict[str, Any]:
 
 
 def _rolled(labels: torch.Tensor) -> torch.Tensor:
-    """Labels [MBS, T] one slot on, for a loss that moves them back."""
+    """Move labels [MBS, T] one slot on, for a loss that moves them back."""
     if bool((labels[:, -1] != IGNORE_INDEX).any()):
         raise ContractError(
             "a row's last slot has a target, which a loss that shifts labels itself cannot reach; set "
@@ -104,7 +104,7 @@ def attach(trainer: Any, feed: Feed) -> None:
 
 
 def _rules(trainer: Any, feed: Feed) -> Iterator[tuple[bool, str]]:
-    """(whether it holds, what to change)."""
+    """Yield each demand on the trainer: (whether it holds, what to change)."""
     args = trainer.args
     yield args.max_steps > 0, f"max_steps={args.max_steps} must be the number of steps: a stream has no length"
     yield args.ignore_data_skip, "ignore_data_skip must be True: the feed resumes by itself, nothing is to be skipped"
@@ -131,7 +131,7 @@ def _rules(trainer: Any, feed: Feed) -> Iterator[tuple[bool, str]]:
 
 
 class _Batches:
-    """What ``Trainer`` iterates in place of a ``DataLoader``; iterating again goes on, never back."""
+    """Iterable in place of a ``DataLoader`` of ``Trainer``; iterating again goes on, never back."""
 
     def __init__(self, feed: Feed, accumulation: int) -> None:
         self._feed = feed
@@ -148,7 +148,7 @@ class _Batches:
 
 
 class PackhorseFeed(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped here
-    """Keeps the feed's state in the trainer's checkpoints, under this class's name."""
+    """Callback that keeps the feed's state in the trainer's checkpoints, under this class's name."""
 
     def __init__(self, trainer: Any, feed: Feed) -> None:
         self._trainer = trainer
@@ -168,6 +168,6 @@ class PackhorseFeed(TrainerCallback, ExportableState):  # type: ignore[misc]  # 
         self._trained_before = step - state.global_step
 
     def state(self) -> dict[str, Any]:
-        """The boundary behind the last trained step, whatever was taken since."""
+        """Return the feed's state behind the last trained step, whatever was taken since."""
         trained = self._trained_before + self._trainer.state.global_step
         return {"args": {}, "attributes": {"feed": self._feed.state_dict(step=trained)}}

@@ -25,7 +25,7 @@ __all__ = ["FramedStep", "StepTotals", "View", "ViewKey", "frame_step", "view_of
 
 
 class ViewKey(NamedTuple):
-    """What tells one view of a row from another."""
+    """Key that tells one view of a row from another."""
 
     data: int  # data-parallel coordinate
     cut: int = 0  # context-parallel slice; 0 where rows are whole
@@ -34,7 +34,7 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One micro-batch as some readers receive it. The payload is never changed once made."""
+    """Micro-batch as some readers receive it. The payload is never changed once made."""
 
     body: BatchBody
     payload: bytearray
@@ -42,17 +42,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Over the micro-batches of all data-parallel ranks; a filler is all padding."""
+    """Totals over the micro-batches of all data-parallel ranks of a step; a filler is all padding."""
 
     microbatches: int = 0
-    tokens: int = 0
-    loss_tokens: int = 0
+    tokens: int = 0  # real slots
+    loss_tokens: int = 0  # real slots that count in the loss
     slots: int = 0  # of the rows, padding included
 
 
 @dataclass(slots=True)
 class FramedStep:
-    """A whole step, ready to send; ``snapshot`` is the stream behind it."""
+    """Step of all data-parallel ranks, ready to send; ``snapshot`` is that of the stream behind it."""
 
     step: int
     snapshot: bytes
@@ -64,14 +64,14 @@ class FramedStep:
     rows: Sequence[Sequence[Row]] = field(default=(), compare=False, repr=False)  # [rank][index], for people
 
     def of(self, key: ViewKey) -> tuple[View, ...]:
-        """One view of each micro-batch, made when first asked for."""
+        """Return a view of each micro-batch of the key's data-parallel rank, made when first asked for."""
         if key not in self.views:
             self.views[key] = self.frame(key)
         return self.views[key]
 
 
 def view_of(reader: Coordinates, contract: ResolvedContract, layout: ParallelLayout, *, mtp: bool = False) -> ViewKey:
-    """Which view a reader gets; ``mtp`` where its stage holds multi-token-prediction layers."""
+    """Return which view a reader gets; ``mtp`` where its stage holds multi-token-prediction layers."""
     uses = needed(stage_of(layout, reader.pipeline), packed=contract.packed, mtp=mtp)
     cut = 0 if contract.partition is Partition.WHOLE else reader.context
     return ViewKey(reader.data, cut, uses & EVERYTHING)
@@ -86,8 +86,9 @@ def frame_step(
     *,
     with_keys: bool,
 ) -> FramedStep:
-    """``rows[rank][index]``: the row of each data-parallel rank's micro-batch.
+    """Frame a step: the rows of its micro-batches, ``rows[rank][index]`` of each data-parallel rank.
 
+    ``snapshot`` is that of the stream behind the step; ``with_keys``: the keys of samples travel too.
     The views of every coordinate are made here; those of a multi-token-prediction stage when they are asked for.
     """
     everything = [row for of_rank in rows for row in of_rank]
@@ -128,6 +129,7 @@ def frame_step(
 
 
 def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
+    """Return the keys of all views that the coordinates of a layout get."""
     return {
         view_of(Coordinates(data, context, 0, stage), contract, layout)
         for data in range(layout.data)
@@ -137,7 +139,7 @@ def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
 
 
 def _longest(rows: Sequence[Row]) -> list[int]:
-    """Slots of each row's longest physical segment."""
+    """Return the slots of each row's longest physical segment."""
     offsets = [row.cu_seqlens_padded for row in rows]
     firsts = list(accumulate(map(len, offsets), initial=0))
     ends = np.concatenate(offsets)

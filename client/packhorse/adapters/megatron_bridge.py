@@ -36,7 +36,7 @@ def batch(
     attention_offsets: AttentionOffsets = AttentionOffsets.PHYSICAL,
     state_space: bool = True,
 ) -> dict[str, Any]:
-    """A micro-batch under the current keys.
+    """Return a micro-batch as a dictionary under the current keys.
 
     Rows are [1, T] ([MBS, T] in the dense modes, which have no metadata). ``cu_seqlens_q/kv`` are int32 [n+1];
     ``max_seqlen_q/kv`` int32 scalars on the host; ``padding_mask``, bool [1, T], is there where the contract
@@ -67,7 +67,7 @@ def legacy_batch(
     attention_offsets: AttentionOffsets = AttentionOffsets.PHYSICAL,
     state_space: bool = True,
 ) -> dict[str, Any]:
-    """A micro-batch under the keys of Bridge before mid-2026, which later versions still read.
+    """Return a micro-batch as a dictionary under the keys of Bridge before mid-2026, which later versions read too.
 
     ``cu_seqlens``, int32 [1, n+2], is physical and ends in one -1; ``cu_seqlens_argmin``, int64 [1, 1] on the
     host, says where, so that no reader searches for it on a device. With logical offsets
@@ -86,7 +86,7 @@ def legacy_batch(
 
 
 def _rows(micro_batch: MicroBatch) -> dict[str, Any]:
-    """The arrays that Bridge's steps slice; ``attention_mask`` is None, as offsets say all there is to say."""
+    """Return the arrays that Bridge's steps slice; ``attention_mask`` is None, as offsets say all there is to say."""
     if not micro_batch.holds_whole_row:
         raise ContractError(
             f"PARTITION: Megatron-Bridge's step cuts the row itself, and this rank holds a {micro_batch.partition} "
@@ -119,12 +119,15 @@ def _total(micro_batch: MicroBatch, state_space: bool) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMetadata:
-    """What Bridge makes of a batch's metadata: the fields of ``PackedSeqParams``."""
+    """Packing metadata as Bridge makes it of a batch: the fields of ``PackedSeqParams``.
 
-    cu_seqlens_q: torch.Tensor  # [n+1]
-    cu_seqlens_kv: torch.Tensor  # [n+1]
-    cu_seqlens_q_padded: torch.Tensor | None = None  # [n+1]
-    cu_seqlens_kv_padded: torch.Tensor | None = None  # [n+1]
+    Offsets are int32 [n+1], of queries and of keys and values; those ``_padded`` are there where a batch has both.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_kv: torch.Tensor
+    cu_seqlens_q_padded: torch.Tensor | None = None
+    cu_seqlens_kv_padded: torch.Tensor | None = None
     max_seqlen_q: int | None = None
     max_seqlen_kv: int | None = None
     total_tokens: int | None = None
@@ -132,22 +135,22 @@ class PackedMetadata:
 
     @property
     def logical(self) -> torch.Tensor:
-        """[n+1]; the physical ones, where a batch has no others."""
+        """Logical offsets, [n+1]; the physical ones, where a batch has no others."""
         return self.cu_seqlens_q
 
     @property
     def physical(self) -> torch.Tensor:
-        """[n+1]"""
+        """Physical offsets, [n+1], of which each segment's padding is part."""
         return self.cu_seqlens_q if self.cu_seqlens_q_padded is None else self.cu_seqlens_q_padded
 
     @property
     def seq_idx(self) -> torch.Tensor | None:
-        """int32 [1, total_tokens], for state-space layers; ``None`` without ``total_tokens``."""
+        """Segment numbers, int32 [1, total_tokens], for state-space layers; ``None`` without ``total_tokens``."""
         return None if self.total_tokens is None else seq_idx(self.physical, self.total_tokens)[None]
 
 
 def packed_metadata(batch: Mapping[str, Any]) -> PackedMetadata:
-    """The packing metadata of a batch, read as Bridge reads it.
+    """Read the packing metadata of a batch, under current or legacy keys, as Bridge reads it.
 
     Raises ``ContractError`` for several rows, or where a single number is several.
     """
@@ -183,7 +186,7 @@ def _current_metadata(batch: Mapping[str, Any]) -> PackedMetadata:
 
 
 def _trimmed(batch: Mapping[str, Any], key: str) -> torch.Tensor:
-    """Legacy offsets up to their argmin; without one up to their smallest entry, which is the -1 if there is one."""
+    """Return legacy offsets up to their argmin; without one up to their smallest entry, the -1 if there is one."""
     offsets: torch.Tensor = _one_row(batch[key])
     end = _number(batch, f"{key}_argmin")
     return offsets[: int(offsets.argmin()) if end is None else end]
@@ -215,7 +218,7 @@ def _one_row(offsets: Any) -> Any:
 
 
 def partition_offsets(batch: Mapping[str, Any]) -> torch.Tensor:
-    """[n+1] physical offsets by which Bridge's step cuts a batch's rows for context parallelism.
+    """Return the physical offsets, [n+1], by which Bridge's step cuts a batch's rows for context parallelism.
 
     Legacy offsets end at their argmin; without one at the first negative entry, or all count. Neither is
     looked for on a device, which would wait for it: argmin must then be given, and lie on the host.

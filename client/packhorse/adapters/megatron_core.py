@@ -38,7 +38,7 @@ def packed_seq_params(
     state_space: bool | None = None,
     cls: type | None = None,
 ) -> Any:
-    """``PackedSeqParams`` of a micro-batch; ``None`` in the dense modes, as Megatron's models expect there.
+    """Return the ``PackedSeqParams`` of a micro-batch; ``None`` in the dense modes, as Megatron's models expect there.
 
     Physical offsets are *one* tensor in all four fields: Transformer Engine takes the very same object as
     "nothing lies between segments" and keeps every backend. ``cls`` is the class to build, by default the
@@ -80,7 +80,7 @@ def _installed() -> type:
 
 
 def _offsets(micro_batch: MicroBatch, attention_offsets: AttentionOffsets) -> dict[str, Any]:
-    """The four offset fields, and the flag, as the contract fixes them for the whole job."""
+    """Return the four offset fields, and the flag, as the contract fixes them for the whole job."""
     physical = torch.as_tensor(micro_batch.cu_seqlens_padded)
     if AttentionOffsets(attention_offsets) is AttentionOffsets.PHYSICAL:
         seen, flag = physical, {}

@@ -22,14 +22,20 @@ __all__ = ["flash_attention_arguments", "seq_idx", "torch_varlen_arguments"]
 
 
 def flash_attention_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
-    """Of ``flash_attn_varlen_func``: ``cu_seqlens_q/k`` int32 [S+1], ``max_seqlen_q/k`` int."""
+    """Return arguments of ``flash_attn_varlen_func``: ``cu_seqlens_q/k`` int32 [S+1], ``max_seqlen_q/k`` int.
+
+    Raises ``ContractError`` for a dense micro-batch, and for a slice of a row.
+    """
     offsets = _whole_row_offsets(micro_batch)
     longest = micro_batch.max_seqlen
     return {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
 def torch_varlen_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
-    """Of ``torch.nn.attention.varlen.varlen_attn``: ``cu_seq_q/k`` int32 [S+1], ``max_q/k`` int."""
+    """Return arguments of ``torch.nn.attention.varlen.varlen_attn``: ``cu_seq_q/k`` int32 [S+1], ``max_q/k`` int.
+
+    Raises ``ContractError`` for a dense micro-batch, and for a slice of a row.
+    """
     offsets = _whole_row_offsets(micro_batch)
     longest = micro_batch.max_seqlen
     return {"cu_seq_q": offsets, "cu_seq_k": offsets, "max_q": longest, "max_k": longest}
@@ -47,10 +53,11 @@ def _whole_row_offsets(micro_batch: MicroBatch) -> torch.Tensor:
 
 
 def seq_idx(cu_seqlens_padded: torch.Tensor, total: int) -> torch.Tensor:
-    """int32 [T]: the number of each slot's segment, on the device of the offsets.
+    """Return the number of each slot's segment, int32 [T], on the device of the offsets.
 
-    State-space layers carry state from slot to slot, and reset it where this number changes. Slots from the
-    last offset up to ``total`` count as one segment more.
+    ``cu_seqlens_padded`` are physical offsets, int32 [S+1]; ``total`` is T. State-space layers carry state from
+    slot to slot, and reset it where this number changes. Slots from the last offset up to ``total``
+    count as one segment more.
 
     >>> seq_idx(torch.tensor([0, 2, 3]), 5).tolist()
     [0, 0, 1, 2, 2]

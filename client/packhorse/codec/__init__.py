@@ -1,1 +1,1 @@
-"""Micro-batches to the views on the wire, and back."""
+"""Rows to the views on the wire, and views to micro-batches."""

@@ -1,4 +1,4 @@
-"""Which fields of a micro-batch a pipeline stage uses.
+"""Fields of a micro-batch that each pipeline stage uses.
 
 | stage  | uses                                    |
 |--------|-----------------------------------------|
@@ -26,7 +26,7 @@ METADATA = frozenset({"cu_seqlens", "cu_seqlens_padded", "max_seqlen"})
 
 
 class Stage(StrEnum):
-    """A place in the pipeline."""
+    """Kind of place in the pipeline."""
 
     ONLY = "only"  # no pipeline parallelism
     FIRST = "first"
@@ -38,7 +38,7 @@ FIELDS = {Stage.ONLY: EMBEDDING | LOSS, Stage.FIRST: EMBEDDING, Stage.MIDDLE: fr
 
 
 def stage_of(layout: ParallelLayout, pipeline: int) -> Stage:
-    """The stage at a pipeline coordinate.
+    """Return the stage at a pipeline coordinate.
 
     With virtual pipeline chunks it is the union of a rank's chunks: its first rank holds the first chunk, its
     last rank the last.
@@ -51,7 +51,7 @@ def stage_of(layout: ParallelLayout, pipeline: int) -> Stage:
 
 
 def needed(stage: Stage, *, packed: bool, mtp: bool = False, padding_mask: bool = False) -> frozenset[str]:
-    """Fields of ``MicroBatch`` that a stage uses; ``mtp`` where it holds multi-token-prediction layers."""
+    """Return the fields of ``MicroBatch`` that a stage uses; ``mtp`` where it holds multi-token-prediction layers."""
     fields = EMBEDDING | LOSS if mtp else FIELDS[stage]
     if packed:
         fields |= METADATA

@@ -1,4 +1,4 @@
-"""A rank's micro-batch from the arrays of its view: what ``views`` left out follows from what it sent.
+"""A rank's micro-batch from the arrays of its view: what ``views`` leaves out follows from what it sends.
 
 Shapes: T = local slots, S = segments, L = segments of at least one real slot.
 """
@@ -40,7 +40,7 @@ KEYS_DECODER = decoder_for(tuple[tuple[str, str, str], ...])
 
 
 class Rebuilder:
-    """Rebuilds the micro-batches of one reader; what is the same for all of a stream is worked out once."""
+    """Rebuilder of the micro-batches of one reader; what is the same for all of a stream is worked out once."""
 
     def __init__(self, contract: ResolvedContract, layout: ParallelLayout, context_rank: int) -> None:
         rows = 1 if contract.packed else contract.micro_batch_size
@@ -62,7 +62,7 @@ class Rebuilder:
         }
 
     def rebuild(self, body: BatchBody, payload: memoryview) -> MicroBatch:
-        """A micro-batch of numpy arrays, in the dtypes of delivery.
+        """Return a micro-batch of numpy arrays, in the dtypes of delivery.
 
         What a stage does not need did not travel, and is ``None``. Raises ``ProtocolError`` where the arrays do
         not fit one another.
@@ -92,18 +92,18 @@ class Rebuilder:
         )
 
     def _per_slot(self, arrays: Arrays, geometry: Geometry, body: BatchBody) -> dict[str, Any]:
-        """The fields that have a value for each slot, [T]; a row for each of the dense ones."""
+        """Return the fields that have a value for each slot: [T], or [MBS, T] in the dense modes."""
         slots = None if self._shares == 1 else self._held(geometry)
         padding = geometry.padding if slots is None else [~geometry.real[slots]]
         # One block, which the allocator keeps for the next row: smaller ones it gives back to the kernel, to be zeroed.
-        room = np.empty((4, body.slots), np.int64)
+        buffer = np.empty((4, body.slots), np.int64)
         fields: dict[str, Any] = dict.fromkeys(("tokens", "position_ids", "labels", "loss_mask"))
         if "tokens" in arrays:
-            fields["tokens"] = _copied(arrays, "tokens", room[0])
-            fields["position_ids"] = _positions(geometry, slots, room[1])
+            fields["tokens"] = _copied(arrays, "tokens", buffer[0])
+            fields["position_ids"] = _positions(geometry, slots, buffer[1])
         if "loss_mask" in arrays:
-            fields["labels"] = self._labels(arrays, geometry, padding, room[2], filler=body.filler)
-            fields["loss_mask"] = _loss_mask(arrays, room[3].view(np.float32)[: body.slots])
+            fields["labels"] = self._labels(arrays, geometry, padding, buffer[2], filler=body.filler)
+            fields["loss_mask"] = _loss_mask(arrays, buffer[3].view(np.float32)[: body.slots])
         if self._wants_padding_mask:
             fields["padding_mask"] = _padding_mask(padding, body.slots)
         if self._dense_rows is not None:
@@ -111,7 +111,7 @@ class Rebuilder:
         return fields
 
     def _check(self, arrays: Arrays, body: BatchBody) -> None:
-        """Every array in its own dtype, the offsets among them, and no more slots than the contract has."""
+        """Refuse arrays that are unknown, of another dtype or missing, and more slots than the contract has."""
         for entry in body.arrays:
             want = self._dtypes.get(entry.name)
             if want is None:
@@ -129,7 +129,7 @@ class Rebuilder:
             raise ProtocolError(f"BATCH has {body.slots} slots, at most {self._slots_limit} by contract")
 
     def _geometry(self, logical: Offsets, physical: Offsets, slots: int) -> Geometry:
-        """What the offsets say, where they are in order and end where the slots do."""
+        """Return the geometry of offsets; refuse those out of order, or that do not end where the slots do."""
         if len(logical) != len(physical) or len(logical) < 2 or logical[0] != 0 or physical[0] != 0:
             raise ProtocolError("offsets must start at 0 and have one length, of at least 2")
         geometry = Geometry(logical, physical)
@@ -148,7 +148,7 @@ class Rebuilder:
         return geometry
 
     def _held(self, geometry: Geometry) -> Longs:
-        """The local slots of a row that was cut."""
+        """Return the local slots of a row that was cut."""
         try:
             return self._cut(geometry.physical)
         except ContractError as error:
@@ -176,7 +176,7 @@ def _copied(arrays: Arrays, name: str, out: Longs) -> Longs:
 
 
 def _targets(arrays: Arrays, geometry: Geometry, out: Longs) -> Longs:
-    """The next token of each slot, but for the last of a segment."""
+    """Write the target of each slot: the next token, and the last target at the end of a segment."""
     tokens, targets, last_slots = arrays.get("tokens"), arrays["last_targets"], geometry.last_slots
     if tokens is None or len(tokens) != len(out) or len(targets) != len(last_slots):
         raise ProtocolError(f"labels do not fit {len(out)} slots in {len(last_slots)} segments")

@@ -1,4 +1,4 @@
-"""A rank's view of a row, as the arrays on the wire; ``rebuilding`` is the way back.
+"""A rank's view of a row, as the arrays on the wire; ``rebuild`` is the way back.
 
 What can be rebuilt exactly does not travel: positions follow from the offsets; the labels of a whole row
 follow from its tokens and the last target of each segment; ids are 16 bits wide where the vocabulary
@@ -23,7 +23,7 @@ from packhorse.rows.payload import AnyArray, ArrayEntry, bits, join_arrays, narr
 from packhorse.rows.row import Row
 from packhorse.schema import pack
 
-__all__ = ["EVERYTHING", "View", "view_arrays"]
+__all__ = ["EVERYTHING", "RowView", "view_arrays"]
 
 Slots = npt.NDArray[np.int64]
 
@@ -31,13 +31,13 @@ Slots = npt.NDArray[np.int64]
 EVERYTHING = frozenset({"tokens", "position_ids", "labels", "loss_mask"})
 
 
-class View(NamedTuple):
-    """One rank's part of a row, as arrays in one payload."""
+class RowView(NamedTuple):
+    """Part of a row that one rank gets, as arrays in one payload."""
 
     table: tuple[ArrayEntry, ...]
     payload: bytearray
     slots: int  # local slots
-    loss_tokens: int  # supervised ones among them
+    loss_tokens: int  # those among them that count in the loss
 
 
 def view_arrays(
@@ -48,8 +48,11 @@ def view_arrays(
     needs: Collection[str] = EVERYTHING,
     *,
     with_keys: bool = False,
-) -> View:
-    """One rank's arrays of a row; ``needs`` names the fields that its pipeline stage uses."""
+) -> RowView:
+    """Return the arrays of a row for one context-parallel rank; ``needs`` are the fields that its stage uses.
+
+    ``with_keys``: the keys of its samples travel too.
+    """
     ids = narrowest(contract.vocab_size)
     slots = _slots(contract, row.cu_seqlens_padded, layout, context_rank)
     arrays: dict[str, AnyArray] = {"cu_seqlens": row.cu_seqlens, "cu_seqlens_padded": row.cu_seqlens_padded}
@@ -63,12 +66,12 @@ def view_arrays(
     if with_keys:
         arrays["keys"] = np.frombuffer(pack(row.keys), np.uint8)
     if mask is None:
-        return View(*join_arrays(arrays), row.width, row.num_loss_tokens)
-    return View(*join_arrays(arrays), len(mask), int(np.count_nonzero(mask)))
+        return RowView(*join_arrays(arrays), row.width, row.num_loss_tokens)
+    return RowView(*join_arrays(arrays), len(mask), int(np.count_nonzero(mask)))
 
 
 def _label_arrays(row: Row, slots: Slots | None, ids: np.dtype[np.generic], *, derivable: bool) -> dict[str, AnyArray]:
-    """Labels as they travel: only last targets, where the rest follows from the tokens that are sent too."""
+    """Return the labels as they travel: only last targets, where the rest follows from tokens that are sent too."""
     if slots is None and row.labels is None and derivable:
         return {"last_targets": row.last_targets.astype(ids, copy=False)}
     targets = row.targets() if slots is None else row.targets()[slots]
@@ -78,7 +81,7 @@ def _label_arrays(row: Row, slots: Slots | None, ids: np.dtype[np.generic], *, d
 def _slots(
     contract: ResolvedContract, physical: npt.NDArray[np.int32], layout: ParallelLayout, context_rank: int
 ) -> Slots | None:
-    """The local slots; ``None`` stands for the whole row in order."""
+    """Return the local slots; ``None`` stands for the whole row in order."""
     if layout.context == 1 or contract.partition is Partition.WHOLE:
         return None
     return held_slots(contract.partition, physical, layout.context, context_rank, dense=not contract.packed)

@@ -1,4 +1,4 @@
-"""What both sides must agree on for a micro-batch to be right.
+"""The batch contract: all that both sides must agree on for a micro-batch to be right.
 
 A side *declares* a ``BatchContract``: any field may be left out, and what is left out is not compared.
 The server *resolves* its own declaration against the layout into a ``ResolvedContract``, in which every
@@ -38,65 +38,86 @@ IGNORE_INDEX = -100  # the label that PyTorch's cross entropy leaves out, if it 
 
 
 class Packing(StrEnum):
-    """How samples become rows."""
+    """Mode in which samples become rows."""
 
-    ONLINE = "online"  # packs built on the fly over a lookahead
-    IN_BATCH = "in_batch"  # micro_batch_size consecutive samples flattened to one row
-    CONCAT = "concat"  # pretraining: documents one after the other
-    NONE = "none"  # one sample a row, dense
+    ONLINE = "online"
+    """Packs are built on the fly over a lookahead."""
+    IN_BATCH = "in_batch"
+    """``micro_batch_size`` consecutive samples are flattened to one row."""
+    CONCAT = "concat"
+    """Pretraining: documents come one after the other, cut where a row ends."""
+    NONE = "none"
+    """Every sample is a row of its own, dense."""
 
 
 class TailPadding(StrEnum):
-    """What the padding behind the last sample of a row is."""
+    """Form of the padding behind the last sample of a row."""
 
-    OWN_SEGMENT = "own_segment"  # a segment of logical length 0 whose positions restart
-    EXTEND_LAST = "extend_last"  # the last physical segment grows, no further offset
+    OWN_SEGMENT = "own_segment"
+    """A segment of its own, of logical length 0, whose positions restart."""
+    EXTEND_LAST = "extend_last"
+    """Part of the last physical segment, which grows; there is no further offset."""
 
 
 class ReaderPolicy(StrEnum):
-    """Which coordinates connect."""
+    """Policy that says which ranks connect (``readers`` in the configuration)."""
 
     ALL = "all"
-    TENSOR_ZERO = "tensor_zero"  # stock Megatron-LM: tensor rank 0 reads and broadcasts
-    TENSOR_ZERO_EDGES = "tensor_zero_edges"  # the same, dense modes: first, last and MTP stages only
+    """Every rank reads."""
+    TENSOR_ZERO = "tensor_zero"
+    """Tensor rank 0 reads and broadcasts, as in stock Megatron-LM."""
+    TENSOR_ZERO_EDGES = "tensor_zero_edges"
+    """The same in the dense modes: only the first and last pipeline stages, and those with MTP layers, read."""
 
 
 class AttentionOffsets(StrEnum):
-    """Which offsets adapters give to attention, for the whole job."""
+    """Kind of offsets that adapters give to attention, for the whole job."""
 
-    PHYSICAL = "physical"  # exact for causal attention, and every kernel stays available
-    LOGICAL = "logical"  # logical plus padded, for models that are not causal
+    PHYSICAL = "physical"
+    """Physical offsets alone: exact for causal attention, and every kernel stays available."""
+    LOGICAL = "logical"
+    """Logical offsets beside physical ones, for models that are not causal."""
 
 
 class Objective(StrEnum):
-    """What the job trains."""
+    """Kind of training that a job does."""
 
     SFT = "sft"
+    """Supervised fine-tuning: a loss mask says which tokens count."""
     PRETRAIN = "pretrain"
+    """Pretraining: every token counts."""
 
 
 class LossReduction(StrEnum):
-    """How the trainer divides the summed loss."""
+    """Denominator by which the trainer divides the summed loss."""
 
-    PER_TOKEN = "per_token"  # the stack divides by the tokens of all ranks (Megatron: calculate_per_token_loss)
-    STEP_TOKENS = "step_tokens"  # the loop divides by MicroBatch.step_loss_tokens
-    MEAN = "mean"  # each micro-batch is averaged on its own
+    PER_TOKEN = "per_token"
+    """The stack divides by the tokens of all ranks (Megatron's ``calculate_per_token_loss``)."""
+    STEP_TOKENS = "step_tokens"
+    """The loop divides by ``MicroBatch.step_loss_tokens``."""
+    MEAN = "mean"
+    """Each micro-batch is averaged on its own."""
 
 
 class Remainder(StrEnum):
-    """What happens to the packs of a finite stream that do not fill a step."""
+    """Treatment of the packs at the end of a finite stream that do not fill a step."""
 
-    PAD = "pad"  # the step is filled with fillers; every target is delivered
+    PAD = "pad"
+    """The step is filled up with fillers: every target is delivered."""
     DROP = "drop"
+    """They are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContract:
-    """What one side declares. ``None`` means "not declared": nothing is guessed from it.
+    """Declaration of one side. A field that is left out (``None``) is not declared: nothing is guessed from it.
 
     Lengths and multiples count slots. ``global_batch_size`` counts packs in ``online`` and ``concat``,
     samples in ``in_batch`` and ``none``. ``trainer`` holds facts about the trainer itself: rules read
-    them, the two sides do not compare them.
+    them, the two sides do not compare them. The fields are listed in ``docs/configuration.md``, the
+    rules that make a contract valid in ``docs/rules.md``.
+
+    Raises ``ConfigError`` for a value of another kind: a size below 1, an unknown name, a number for a flag.
     """
 
     seq_length: int | None = documented("Slots of a row; in `in_batch`, of the longest sample.")
@@ -104,7 +125,7 @@ class BatchContract:
         "1 in `online` and isolated `concat`; samples or rows of a micro-batch else."
     )
     global_batch_size: int | None = documented(
-        "Of a step over all ranks: packs (`online`), rows (`concat`) or samples."
+        "Packs (`online`), rows (`concat`) or samples of a step, over all ranks."
     )
     packing: Packing | None = documented("How samples become rows.")
     isolate_documents: bool | None = documented("`concat`: attention stays within a document; false: one run of ids.")
@@ -131,7 +152,7 @@ class BatchContract:
     )
     attention_offsets: AttentionOffsets | None = documented("Which offsets adapters give to attention.")
     padding_mask: bool | None = documented("Deliver `MicroBatch.padding_mask`.")
-    vocab_size: int | None = documented("Of the model; ids must be below. Up to 65,536, ids travel as 16 bits.")
+    vocab_size: int | None = documented("Vocabulary size; ids must be below. Up to 65,536, ids travel as 16 bits.")
     pad_id: int | None = documented("The token of padding.")
     ignore_index: int | None = documented("The label of padding.")
     trainer: TrainerFacts | None = documented("Facts about the trainer, for the rules.")
@@ -149,20 +170,29 @@ class BatchContract:
 
     @staticmethod
     def from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
-        """What a Megatron-LM job relies on, from its argument namespace (``declare.megatron``)."""
+        """Declare what a Megatron-LM job relies on, from its argument namespace after ``validate_args``.
+
+        With ``--sft`` samples are packed ``online``, without it documents are ``concat`` and not isolated;
+        ``packing`` says so where it is neither. What is read of the arguments, field by field, is listed in
+        ``docs/rules.md``.
+        """
         from packhorse.declare.megatron import contract_from_megatron
 
         return contract_from_megatron(args, packing)
 
     @staticmethod
     def from_megatron_bridge(cfg: object) -> BatchContract:
-        """What a Megatron-Bridge job relies on, from its ConfigContainer (``declare.bridge``)."""
+        """Declare what a Megatron-Bridge job relies on, from its ConfigContainer; the dataset says how it packs.
+
+        What is read of the configuration, field by field, is listed in ``docs/rules.md``. Raises ``ConfigError``
+        that lists what is wrong with the settings themselves.
+        """
         from packhorse.declare.bridge import contract_from_megatron_bridge
 
         return contract_from_megatron_bridge(cfg)
 
     def digest(self, layout: ParallelLayout) -> bytes:
-        """16 bytes that are equal when two readers declare the same contract and layout."""
+        """Return 16 bytes that are equal where two readers declare the same contract and layout."""
         parts: list[BatchContract | ParallelLayout | TrainerFacts] = [self, layout]
         parts += [] if self.trainer is None else [self.trainer]
         declared = [(f.name, getattr(part, f.name)) for part in parts for f in fields(part) if f.name != "trainer"]
@@ -209,7 +239,7 @@ def _member(enum: type[StrEnum], name: str, value: str) -> StrEnum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedContract:
-    """A ``BatchContract`` with every field decided; the same names."""
+    """Contract with every field decided: a ``BatchContract`` of the same names, resolved against a layout."""
 
     seq_length: int
     micro_batch_size: int
@@ -240,10 +270,15 @@ class ResolvedContract:
 
     @property
     def packed(self) -> bool:
-        """Whether rows hold several segments and travel with their offsets; dense rows do not."""
+        """True where rows hold several segments and travel with their offsets; dense rows do not."""
         return self.packing in (Packing.ONLINE, Packing.IN_BATCH) or (
             self.packing is Packing.CONCAT and self.isolate_documents
         )
+
+    @property
+    def concatenated(self) -> bool:
+        """True where rows are cut from one endless run of ids, whatever documents they belong to."""
+        return self.packing is Packing.CONCAT and not self.isolate_documents
 
     @property
     def max_width(self) -> int:
@@ -252,23 +287,23 @@ class ResolvedContract:
 
     @property
     def fixed_width(self) -> bool:
-        """Whether every row has the same number of slots."""
+        """True where every packed row has the same number of slots."""
         return self.pad_to_max_length
 
     @property
     def row_multiple(self) -> int:
-        """What a row's width is a multiple of."""
+        """Slots that the width of a row is a multiple of."""
         return math.lcm(self.segment_multiple, self.pack_multiple)
 
     def num_microbatches(self, layout: ParallelLayout) -> int:
-        """Micro-batches of one data-parallel rank in a step."""
+        """Return the number of micro-batches of one data-parallel rank in a step."""
         return self.global_batch_size // (self.micro_batch_size * layout.data)
 
 
 def default_segment_multiple(layout: ParallelLayout, partition: Partition, evaluation_context: int) -> int:
-    """Megatron-Bridge's alignment of a segment, over training and evaluation.
+    """Return the slots that Megatron-Bridge aligns a segment to, over training and evaluation.
 
-    The lcm over both context-parallel sizes of 2·CP (CP where rows are cut contiguously), if CP > 1, and of
+    They are the lcm over both context-parallel sizes of 2·CP (CP where rows are cut contiguously), if CP > 1, and of
     CP·TP under sequence parallelism, if TP > 1.
     """
     sizes = (layout.context, evaluation_context)
@@ -276,7 +311,7 @@ def default_segment_multiple(layout: ParallelLayout, partition: Partition, evalu
 
 
 def default_pack_multiple(layout: ParallelLayout, evaluation_context: int) -> int:
-    """What sequence parallelism needs of a whole row: CP·TP, or 1 without it."""
+    """Return the slots that sequence parallelism needs a row to be a multiple of: CP·TP, or 1 without it."""
     if not layout.sequence_parallel or layout.tensor == 1:
         return 1
     return math.lcm(layout.context * layout.tensor, evaluation_context * layout.tensor)
@@ -285,7 +320,10 @@ def default_pack_multiple(layout: ParallelLayout, evaluation_context: int) -> in
 def resolve(
     declared: BatchContract, layout: ParallelLayout, *, seq_length: int, global_batch_size: int, vocab_size: int
 ) -> ResolvedContract:
-    """Fill what ``declared`` leaves open. The three lengths that have no default are given by name."""
+    """Fill what a declaration leaves open. The three lengths that have no default are given by name.
+
+    Rules are not checked. Raises ``ConfigError`` for a length below 1.
+    """
     partition = declared.partition or Partition.WHOLE
     evaluation_context = declared.evaluation_context or layout.context
     static = bool(declared.static_shapes)

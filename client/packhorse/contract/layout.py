@@ -1,8 +1,7 @@
-"""Where a rank stands in the parallel layout: sizes, coordinates and their order.
+"""The parallel layout of a job: its sizes, the coordinates of each rank, and their order.
 
-``ParallelLayout`` holds the five degrees in Megatron's words. Ranks map to coordinates in Megatron's
-default order, tensor fastest, then context, data and pipeline (``tp-cp-ep-dp-pp`` without the expert
-axis, which shares ranks with the others and never enters here).
+Ranks map to coordinates in Megatron's default order, tensor fastest, then context, data and pipeline
+(``tp-cp-ep-dp-pp`` without the expert axis, which shares ranks with the others and never enters here).
 """
 
 from __future__ import annotations
@@ -22,12 +21,16 @@ DEFAULT_ORDER = "tp-cp-dp-pp"
 
 
 class Coordinates(NamedTuple):
-    """One rank's place on each axis, counted from 0."""
+    """Place of a rank on each axis of its layout, counted from 0. Shown as ``dp0·cp1·tp0·pp0``."""
 
     data: int
+    """Data-parallel rank (DP)."""
     context: int
+    """Context-parallel rank (CP)."""
     tensor: int
+    """Tensor-parallel rank (TP)."""
     pipeline: int
+    """Pipeline-parallel rank (PP)."""
 
     def __str__(self) -> str:
         return f"dp{self.data}·cp{self.context}·tp{self.tensor}·pp{self.pipeline}"
@@ -35,10 +38,13 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """The degrees of parallelism of a trainer job.
+    """Degrees of parallelism of a trainer job: ``data``, ``context``, ``tensor`` and ``pipeline``, each 1 by default.
 
-    ``world_size`` is their product. ``order`` names the axes from the fastest varying to the slowest,
-    as Megatron's ``order`` argument does.
+    Their product is the world size. ``sequence_parallel`` says that activations are split along the sequence over
+    the tensor-parallel ranks. ``order`` names the axes from the fastest varying to the slowest, as Megatron's
+    ``order`` argument does.
+
+    Raises ``ConfigError`` for a size below 1, and for an order that does not name each axis once.
 
     >>> ParallelLayout(data=2, context=2).coordinates(3)
     Coordinates(data=1, context=1, tensor=0, pipeline=0)
@@ -68,28 +74,44 @@ class ParallelLayout:
 
     @staticmethod
     def from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:
-        """Of a ``torch.distributed`` DeviceMesh, by the names of its dimensions (``declare.meshes``)."""
+        """Read the layout of a ``torch.distributed`` DeviceMesh, by the names of its dimensions.
+
+        ``dp_replicate`` and ``dp_shard`` multiply; the names of torchtitan, accelerate, NeMo and FSDP2's examples are
+        known. A mesh does not know sequence parallelism.
+
+        Raises ``ConfigError`` for a dimension that has no place in a layout, and for ranks out of order.
+        """
         from packhorse.declare.meshes import layout_from_device_mesh
 
         return layout_from_device_mesh(mesh, sequence_parallel=sequence_parallel)
 
     @staticmethod
     def from_environment(**sizes: Any) -> ParallelLayout:
-        """Of this process's job: DP is what the sizes that are given leave of the world size (``declare.meshes``)."""
+        """Read the layout of this process's job; DP is what ``context``, ``tensor`` and ``pipeline`` leave.
+
+        Megatron's ``parallel_state`` is asked where it is initialised, and then knows all sizes. Else the world
+        size is that of torch.distributed, torchrun (``WORLD_SIZE``) or Slurm (``SLURM_NTASKS``), else 1.
+        ``sequence_parallel`` and ``order`` are taken as given.
+
+        Raises ``ConfigError`` for a world size that the sizes do not divide.
+        """
         from packhorse.declare.meshes import layout_from_environment
 
         return layout_from_environment(**sizes)
 
     @staticmethod
     def from_megatron(args: object) -> ParallelLayout:
-        """Of a Megatron-LM argument namespace (``declare.megatron``)."""
+        """Read the layout of a Megatron-LM job from its argument namespace, after ``validate_args``."""
         from packhorse.declare.megatron import layout_from_megatron
 
         return layout_from_megatron(args)
 
     @staticmethod
     def from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
-        """Of a Megatron-Bridge ConfigContainer (``declare.bridge``)."""
+        """Read the layout of a Megatron-Bridge job from its ConfigContainer.
+
+        ``world_size``: ranks of the job, where the configuration does not know it yet.
+        """
         from packhorse.declare.bridge import layout_from_megatron_bridge
 
         return layout_from_megatron_bridge(cfg, world_size)
@@ -100,16 +122,16 @@ class ParallelLayout:
         return self.data * self.context * self.tensor * self.pipeline
 
     def _strides(self) -> list[tuple[str, int, int]]:
-        """(axis, its size, ranks between neighbours on it), fastest axis first."""
+        """Return (axis, its size, ranks between neighbours on it), fastest axis first."""
         by_short = {short: axis for axis, short in ABBREVIATIONS.items()}
         axes = [by_short[short] for short in self.order.split("-")]
         sizes = [int(getattr(self, axis)) for axis in axes]
         return [(axis, size, math.prod(sizes[:i])) for i, (axis, size) in enumerate(zip(axes, sizes, strict=True))]
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Coordinates of ``rank``.
+        """Return where a rank, counted from 0, stands on each axis.
 
-        Raises ``ConfigError`` when the rank is outside the layout.
+        Raises ``ConfigError`` for a rank outside the layout.
         """
         if not 0 <= rank < self.world_size:
             raise ConfigError(
@@ -119,7 +141,7 @@ class ParallelLayout:
         return Coordinates(**{axis: rank // stride % size for axis, size, stride in self._strides()})
 
     def rank(self, at: Coordinates) -> int:
-        """The rank at these coordinates; the inverse of ``coordinates``."""
+        """Return the rank at these coordinates; the inverse of ``coordinates``."""
         return sum(int(getattr(at, axis)) * stride for axis, _, stride in self._strides())
 
     def __str__(self) -> str:

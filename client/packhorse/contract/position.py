@@ -1,4 +1,4 @@
-"""A position in a stream: (step, index) of a micro-batch, which is its sequence number."""
+"""Position in a stream: (step, index) of a micro-batch, which is its sequence number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ __all__ = ["ORIGIN", "Position"]
 
 
 class Position(NamedTuple):
-    """(step, index) of a micro-batch; the sequence number of the protocol."""
+    """Place of a micro-batch in its stream; the sequence number of the protocol. Both count from 0."""
 
     step: Whole
+    """Optimizer step of the stream."""
     index: Whole  # type: ignore[assignment]  # tuple.index is shadowed on purpose
+    """Number of the micro-batch within the step, of one data-parallel rank."""
 
     def after(self, num_microbatches: int) -> Position:
-        """The position of the next micro-batch of the same reader."""
+        """Return the position of the next micro-batch of the same reader, of steps of ``num_microbatches``."""
         return Position(self.step, self.index + 1) if self.index + 1 < num_microbatches else Position(self.step + 1, 0)
 
 

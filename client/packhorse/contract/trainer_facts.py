@@ -1,4 +1,4 @@
-"""What a trainer says of itself: facts that no side can check from the data, and that rules need.
+"""Facts that a trainer declares of itself: no side can check them from the data, and rules need them.
 
 Every field may be left out; ``None`` means "not declared", and the rules that need it stay silent and are
 listed as not checked. ``BatchContract.from_megatron`` and its like fill them from a stack's own settings.
@@ -15,7 +15,7 @@ __all__ = ["CudaGraph", "Dispatcher", "Stack", "TrainerFacts"]
 
 
 class Stack(StrEnum):
-    """Whose training step consumes the micro-batches."""
+    """Training framework whose step consumes the micro-batches."""
 
     MEGATRON_LM = "megatron_lm"
     MEGATRON_BRIDGE = "megatron_bridge"
@@ -25,32 +25,38 @@ class Stack(StrEnum):
 
 
 class CudaGraph(StrEnum):
-    """What a CUDA graph captures, if any."""
+    """Part of a training step that a CUDA graph captures, by Megatron's ``cuda_graph_impl``."""
 
     NONE = "none"
-    LOCAL = "local"  # Megatron's per-layer graphs, not with packed data in Bridge
+    LOCAL = "local"
+    """Megatron's own graphs of a layer; Bridge has them not with packed data."""
     TRANSFORMER_ENGINE = "transformer_engine"
+    """Transformer Engine's graphs of a layer, or of modules of it."""
     FULL_ITERATION = "full_iteration"
 
 
 class Dispatcher(StrEnum):
-    """How MoE tokens reach their experts."""
+    """Way in which the tokens of a mixture of experts reach their experts."""
 
     ALLGATHER = "allgather"
     ALLTOALL = "alltoall"
-    FLEX = "flex"  # DeepEP
+    FLEX = "flex"
+    """DeepEP."""
     HYBRID_EP = "hybrid_ep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFacts:
-    """One trainer's declaration. Lengths count slots."""
+    """Facts of one trainer, for the rules: each is left out (``None``) or declared. Lengths count slots.
+
+    The two sides do not compare them. The fields are listed in ``docs/configuration.md``.
+    """
 
     stack: Stack | None = documented("Whose training step consumes the micro-batches.")
     world_size: int | None = documented("Ranks of the job.")
     model_family: str | None = documented("A name of the table of families, lower case: `qwen3-next`.")
-    model_seq_length: int | None = documented("The length that the model is configured for.")
-    data_seq_length: int | None = documented("The length that the trainer's data is configured for.")
+    model_seq_length: int | None = documented("Slots that the model is configured for.")
+    data_seq_length: int | None = documented("Slots that the trainer's data is configured for.")
     max_position_embeddings: int | None = documented(
         "Size of a table of positions, or a limit; seq_length may be smaller."
     )
@@ -81,7 +87,7 @@ class TrainerFacts:
     fp8_width: int | None = documented("What the recipe needs a row to be a multiple of.")
     cp_comm_type: str | None = documented("How context-parallel ranks exchange: `p2p`, `a2a`, `a2a+p2p` …")
     hierarchical_cp_sizes: tuple[int, ...] | None = documented(
-        "Of `a2a+p2p`; their product is the context-parallel size."
+        "Sizes of `a2a+p2p`; their product is the context-parallel size."
     )
     external_dataloader: bool | None = documented("Megatron-LM: `dataloader_type external`.")
     sft: bool | None = documented("Megatron-LM: `--sft`.")

@@ -1,6 +1,6 @@
 """Declaring the contract without typing it twice: from the settings that a trainer has already.
 
-The readers are reached through ``BatchContract.from_megatron``, ``.from_megatron_bridge``,
+These functions are reached through ``BatchContract.from_megatron``, ``.from_megatron_bridge``,
 ``ParallelLayout.from_megatron``, ``.from_megatron_bridge``, ``.from_device_mesh`` and ``.from_environment``.
 They read by attribute and import no stack; what a setting leaves open is not declared. ``settings`` lists
 what is read, field by field, and ``docs/rules.md`` shows it.

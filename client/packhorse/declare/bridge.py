@@ -37,7 +37,7 @@ __all__ = ["bridge_rule_input", "check_bridge", "contract_from_megatron_bridge",
 
 
 def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
-    """The model's sizes; DP is ``data_parallel_size`` once that is set, else what the world size leaves."""
+    """Read the layout of the model's sizes; DP is ``data_parallel_size`` once set, else what the world size leaves."""
     model = get(cfg, "model")
     ranks = world_size or BridgeView(cfg).world_size
     data = get(cfg, "data_parallel_size") if world_size is None else None
@@ -45,7 +45,7 @@ def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> P
 
 
 def contract_from_megatron_bridge(cfg: object) -> BatchContract:
-    """What a Megatron-Bridge job relies on.
+    """Declare what a Megatron-Bridge job relies on.
 
     Raises ``ConfigError`` that lists what is wrong with the settings themselves.
     """
@@ -71,12 +71,12 @@ def _declare(view: BridgeView) -> BatchContract:
 
 
 def _invalid_size(value: object) -> bool:
-    """Sizes below 1 are named by ``BRIDGE_RULES``, with the setting's own name."""
+    """Return whether a size is below 1: ``BRIDGE_RULES`` names it, with the setting's own name."""
     return isinstance(value, int) and not isinstance(value, bool) and value < 1
 
 
 def _shapes(view: BridgeView) -> dict[str, Any]:
-    """Widths and offsets; dense rows are padded whatever the settings say."""
+    """Return what fixes widths and offsets; dense rows are padded whatever the settings say."""
     if not view.packed:
         return {}
     fixed = view.pads_to_max_length
@@ -104,7 +104,7 @@ REQUIRED = {"seq_length": "model.seq_length", "global_batch_size": "train.global
 
 
 def bridge_rule_input(cfg: object, world_size: int | None = None) -> RuleInput:
-    """What the rules see of a Megatron-Bridge configuration, served as it asks to be.
+    """Return what the rules see of a Megatron-Bridge configuration, served as it asks to be.
 
     ``world_size``: ranks of the job, where the configuration does not know it yet. Raises ``ConfigError``
     where no sequence length or batch size is set.

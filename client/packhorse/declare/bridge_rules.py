@@ -1,4 +1,4 @@
-"""What Megatron-Bridge asks of its own settings, beyond the contract: checked before a job is launched.
+"""Rules of Megatron-Bridge for its own settings, beyond the contract: checked before a job is launched.
 
 These are not rules of the handshake: they concern settings that a trainer fed by Packhorse does not use, or
 that make no declaration. ``check_bridge`` lists what breaks them beside the contract's own violations.
@@ -28,7 +28,7 @@ class BridgeRule:
 
     @property
     def documentation(self) -> Documentation:
-        """When it holds, and why, where that is not plain."""
+        """Documentation of the rule: when it holds, and why, where that is not plain."""
         return Documentation.parse(self.check.__doc__ or "")
 
     @property
@@ -63,7 +63,7 @@ def sizes(view: BridgeView) -> Iterator[Breach]:
 
 def specs(view: BridgeView) -> Iterator[Breach]:
     """Offline packing is enabled with its specs, both or neither, and the specs' values are in range."""
-    if view.older:
+    if view.has_older_names:
         return  # under the older names a size of 0 or below turns packing off
     if view.packs_offline and view.specs is None:
         remedy = "set offline_packing_specs, or enable_offline_packing to false"

@@ -28,7 +28,7 @@ SIZE_ARGUMENTS = {
 
 
 def model_ranks(model: object) -> int:
-    """Ranks of one data-parallel coordinate: CP·TP·PP."""
+    """Return the number of ranks of one data-parallel coordinate: CP·TP·PP."""
     ranks = 1
     for name in SIZE_ARGUMENTS.values():
         ranks *= get(model, name) or 1
@@ -36,19 +36,22 @@ def model_ranks(model: object) -> int:
 
 
 def layout_from_sizes(model: object, data: int, order: str = DEFAULT_ORDER) -> ParallelLayout:
-    """The layout of a model's parallel sizes; what it does not set is 1."""
+    """Return the layout of a model's parallel sizes; what it does not set is 1."""
     sizes: dict[str, Any] = {axis: get(model, name) or 1 for axis, name in SIZE_ARGUMENTS.items()}
     return ParallelLayout(data=data, **sizes, sequence_parallel=bool(get(model, "sequence_parallel")), order=order)
 
 
 def layout_from_megatron(args: object) -> ParallelLayout:
-    """``data_parallel_size``, or ``world_size`` over the rest; ``--use-tp-pp-dp-mapping`` gives the order."""
+    """Read the layout of Megatron-LM's arguments; ``--use-tp-pp-dp-mapping`` gives the order.
+
+    DP is ``data_parallel_size``, or what the other sizes leave of ``world_size``.
+    """
     data = get(args, "data_parallel_size") or max(1, (get(args, "world_size") or 1) // model_ranks(args))
     return layout_from_sizes(args, data, PIPELINE_FIRST if get(args, "use_tp_pp_dp_mapping") else DEFAULT_ORDER)
 
 
 def contract_from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
-    """What a Megatron-LM job relies on. ``packing``: where it is not what ``--sft`` says."""
+    """Declare what a Megatron-LM job relies on; ``packing`` where it is not what ``--sft`` says."""
     sft = bool(get(args, "sft"))
     mode = packing or (Packing.ONLINE if sft else Packing.CONCAT)
     isolated = False if packing is None and not sft else None

@@ -1,4 +1,4 @@
-"""Where a rank's layout comes from besides a stack's settings: a device mesh, or the process's surroundings."""
+"""Layout of a job from a device mesh, or from what its processes know: Megatron's groups, the world size."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ AXIS_OF = {name: axis for axis, names in DIMENSIONS.items() for name in names}
 
 
 def layout_from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:
-    """Sizes and order of a ``torch.distributed`` DeviceMesh, by the names of its dimensions.
+    """Read sizes and order of a ``torch.distributed`` DeviceMesh, by the names of its dimensions.
 
     Several data dimensions (``dp_replicate`` and ``dp_shard``) multiply and must stand side by side. A
     dimension of another name is refused unless its size is 1. A mesh does not know sequence parallelism.
+
+    Raises ``ConfigError`` for a mesh without names, with a dimension that is refused, or with ranks out of order.
     """
     names: Sequence[str] | None = mesh.mesh_dim_names
     if not names:
@@ -62,7 +64,7 @@ def _refused(name: str, size: int, names: Sequence[str]) -> str:
 
 
 def _refuse_shuffled(mesh: Any) -> None:
-    """Ranks must count up along the dimensions: a layout says where a rank stands from its number alone."""
+    """Refuse ranks that do not count up along the dimensions: a layout tells coordinates from the rank alone."""
     ranks = getattr(mesh, "mesh", None)
     if ranks is None:
         return
@@ -82,7 +84,7 @@ def layout_from_environment(
     order: str = DEFAULT_ORDER,
     environ: Mapping[str, str] = os.environ,
 ) -> ParallelLayout:
-    """The layout of this process's job; DP is what the other sizes leave of the world size.
+    """Read the layout of this process's job; DP is what the other sizes leave of the world size.
 
     Where Megatron's ``parallel_state`` is initialised it knows all sizes, and the arguments are not asked. Else
     the world size comes from torch.distributed, torchrun (``WORLD_SIZE``) or Slurm (``SLURM_NTASKS``), and is

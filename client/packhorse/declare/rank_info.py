@@ -1,4 +1,4 @@
-"""Which rank this process is: from arguments, torch.distributed, torchrun or Slurm, in that order."""
+"""Rank of this process: from arguments, torch.distributed, torchrun or Slurm, in that order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ __all__ = ["RankInfo", "detect_rank", "rank_sources"]
 
 
 class RankInfo(NamedTuple):
+    """Rank of a process, the world size, and who told them, in words."""
+
     rank: int
     world_size: int
     source: str
 
 
-# (who sets them, rank, world size)
+# (who sets them, the variable of the rank, that of the world size)
 VARIABLES = (("torchrun", "RANK", "WORLD_SIZE"), ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"))
 
 
@@ -29,9 +31,9 @@ def detect_rank(
     world_size: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> RankInfo:
-    """Rank and world size of this process; an argument wins over what the surroundings say.
+    """Return rank and world size of this process; an argument wins over torch.distributed and the environment.
 
-    A layout of one rank needs no telling. Raises ``ConfigError`` where nothing tells the rank, or a
+    A layout of one rank needs none of them. Raises ``ConfigError`` where nothing tells the rank, or a
     variable is not a number.
     """
     if rank is not None:
@@ -46,7 +48,7 @@ def detect_rank(
 
 
 def rank_sources(environ: Mapping[str, str] = os.environ) -> Iterator[RankInfo]:
-    """What torch.distributed, torchrun and Slurm say of this process, in that order."""
+    """Yield what torch.distributed, torchrun and Slurm say of this process, in that order."""
     distributed = sys.modules.get("torch.distributed")  # asked only where the trainer has imported it
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         yield RankInfo(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")

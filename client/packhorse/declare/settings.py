@@ -1,4 +1,7 @@
-"""Which settings of Megatron-LM and Megatron-Bridge declare what. Both call most facts of a model the same."""
+"""Tables of the settings of Megatron-LM and Megatron-Bridge that declare something, and what follows from them.
+
+Both call most facts of a model the same.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,18 @@ NOT_MODULES = {FULL_ITERATION, "full_iteration_inference", "full"}
 
 
 def loss_reduction(per_token: object) -> LossReduction:
-    """``calculate_per_token_loss`` sums over the tokens of all ranks; without it each micro-batch is averaged."""
+    """Return the reduction of ``calculate_per_token_loss``: over the tokens of all ranks, else of each micro-batch."""
     return LossReduction.PER_TOKEN if per_token else LossReduction.MEAN
 
 
 def cuda_graph(value: object) -> CudaGraph | None:
+    """Return the kind of graph that ``cuda_graph_impl``, a string or an enum member, names."""
     name = str(getattr(value, "value", value))
     return CudaGraph(name) if name in list(CudaGraph) else None
 
 
 def communication(value: object) -> str:
-    """One kind for all layers, or a list by layer."""
+    """Return the kinds of context-parallel communication: one for all layers, or a list by layer."""
     return ",".join(names_of(value))
 
 
@@ -45,7 +49,7 @@ def _scheduler(value: object) -> str:
 
 
 def _model(prefix: str) -> tuple[FieldSource, ...]:
-    """What is read of a model's settings, under the prefix where a stack keeps them."""
+    """List what is read of a model's settings, under the prefix where a stack keeps them."""
 
     def at(*names: str) -> tuple[str, ...]:
         return tuple(prefix + name for name in names)
@@ -113,19 +117,19 @@ BRIDGE_FACTS: tuple[FieldSource, ...] = (
 
 
 def _scopes(model: object) -> tuple[str, ...]:
-    """``cuda_graph_modules``, and ``cuda_graph_scope`` as it was called."""
+    """Return ``cuda_graph_modules``, and ``cuda_graph_scope`` as it was called."""
     return names_of(get(model, "cuda_graph_modules")) + names_of(get(model, "cuda_graph_scope"))
 
 
 def captured_modules(model: object) -> tuple[str, ...] | None:
-    """The modules that a graph captures; empty: the whole layer."""
+    """Return the names of modules that a graph captures; none: the whole layer."""
     if get(model, "cuda_graph_modules", "cuda_graph_scope") is None:
         return None
     return tuple(dict.fromkeys(name for name in _scopes(model) if name not in NOT_MODULES))
 
 
 def moe_dispatcher(model: object) -> Dispatcher | None:
-    """``moe_token_dispatcher_type`` with ``moe_flex_dispatcher_backend``, of a model with experts.
+    """Return the dispatcher of a model with experts, from ``moe_token_dispatcher_type`` and its backend.
 
     Dense models carry the field too, at its default of allgather: it says nothing there.
     """
@@ -139,7 +143,7 @@ def moe_dispatcher(model: object) -> Dispatcher | None:
 
 
 def trainer_facts(model: object, declared: dict[str, Any], *, pads_when_eager: bool) -> TrainerFacts:
-    """The facts that were read, and those that follow from several settings of a model together.
+    """Return the facts that were read, and those that follow from several settings of a model together.
 
     ``pads_when_eager``: the stack itself lets HybridEP pad uneven token counts where no graph is captured.
     """

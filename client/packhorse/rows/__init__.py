@@ -1,1 +1,1 @@
-"""Packed rows: tokens, offsets, digests and context-parallel slices."""
+"""Packed rows: their arrays, geometry, digest and context-parallel slices."""

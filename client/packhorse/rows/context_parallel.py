@@ -1,4 +1,4 @@
-"""Which slots of a packed row each context-parallel rank holds.
+"""Slots of a packed row that each context-parallel rank holds.
 
 Zigzag (Transformer Engine's THD partition): each physical segment ``[a, b)`` of length n is cut into
 2·CP chunks of s = n / (2·CP) slots, and rank r owns chunks r and 2·CP-1-r, so that causal work is equal.
@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def local_slots(partition: Partition, cu_seqlens_padded: npt.ArrayLike, context: int, rank: int) -> IntArray:
-    """Slot numbers of the row that ``rank`` of ``context`` holds, in its own order.
+    """Return the slots of a row that ``rank`` of ``context`` ranks holds, in its own order.
 
     ``cu_seqlens_padded``: int [S+1], physical offsets; the last entry is the row's width T.
     Returns int64 [T] for ``whole`` (or one rank), int64 [T / CP] otherwise.
@@ -40,7 +40,7 @@ def local_slots(partition: Partition, cu_seqlens_padded: npt.ArrayLike, context:
 def held_slots(
     partition: Partition, cu_seqlens_padded: npt.ArrayLike, context: int, rank: int, *, dense: bool
 ) -> IntArray:
-    """``local_slots`` of a whole micro-batch.
+    """Return the ``local_slots`` of a whole micro-batch.
 
     A dense micro-batch is several rows of one width, one segment each, and every row is cut on its own.
     """

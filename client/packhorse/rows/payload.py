@@ -29,7 +29,7 @@ AnyArray = npt.NDArray[np.generic]
 
 
 class ArrayEntry(Struct, frozen=True, gc=False):
-    """One array of a payload: its name, dtype from ``DTYPES``, length and byte offset."""
+    """Array of a payload: its name, dtype from ``DTYPES``, length in entries and offset in bytes."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class ArrayEntry(Struct, frozen=True, gc=False):
 
 
 def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...], bytearray]:
-    """Copy one-dimensional arrays into one buffer; returns its table and the buffer."""
+    """Copy one-dimensional arrays into one buffer; return its table and the buffer."""
     table, gaps = _table(tuple([(name, array.dtype, len(array)) for name, array in arrays.items()]))
     parts: list[Any] = []  # buffers, as arrays are, whatever a type checker knows of them
     for entry, gap, array in zip(table, gaps, arrays.values(), strict=True):
@@ -50,7 +50,10 @@ def join_arrays(arrays: Mapping[str, AnyArray]) -> tuple[tuple[ArrayEntry, ...],
 def _table(
     arrays: tuple[tuple[str, np.dtype[np.generic], int], ...],
 ) -> tuple[tuple[ArrayEntry, ...], tuple[bytes, ...]]:
-    """Of arrays by name, dtype and length, and the padding before each: the rows of a stream have few shapes."""
+    """Return the table of arrays of (name, dtype, length), and the padding before each.
+
+    It is remembered, as the rows of a stream have few shapes.
+    """
     entries, gaps, end = [], [], 0
     for name, dtype, length in arrays:
         offset = round_up(end, ALIGNMENT)
@@ -61,7 +64,7 @@ def _table(
 
 
 def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str, AnyArray]:
-    """Views of the arrays that ``entries`` describe, in place.
+    """Return views of the arrays that ``entries`` describe, in place, by name.
 
     Raises ``ProtocolError`` for an unknown dtype, a name given twice, or a table that overlaps, leaves
     its alignment or does not end where the buffer ends.
@@ -69,6 +72,7 @@ def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str,
     arrays: dict[str, AnyArray] = {}
     end = 0
     for entry in entries:
+        # ``round_up`` written out: for each array of each micro-batch.
         dtype, aligned = DTYPES.get(entry.dtype), -(-end // ALIGNMENT) * ALIGNMENT
         if dtype is None or entry.name in arrays or entry.length < 0 or entry.offset != aligned:
             raise ProtocolError(
@@ -84,17 +88,17 @@ def split_arrays(entries: Iterable[ArrayEntry], buffer: memoryview) -> dict[str,
 
 
 def narrowest(vocab_size: int) -> np.dtype[np.generic]:
-    """The id type on the wire: 16 bits where the vocabulary allows."""
+    """Return the type of ids on the wire: 16 bits where the vocabulary allows, else 32."""
     return DTYPES["<u2"] if vocab_size <= 1 << 16 else DTYPES["<u4"]
 
 
 def bits(flags: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-    """0/1 values as bits, lowest first."""
+    """Return 0/1 values as bits, lowest first, [ceil(n / 8)]."""
     return np.packbits(np.asarray(flags, dtype=np.uint8), bitorder="little")
 
 
 def from_bits(packed: AnyArray, count: int) -> npt.NDArray[np.uint8]:
-    """The inverse of ``bits``; raises ``ProtocolError`` where the size is not that of ``count`` bits."""
+    """Return ``count`` 0/1 values of their ``bits``; raise ``ProtocolError`` for another number of bytes."""
     if len(packed) != ceil_div(count, 8):
         raise ProtocolError(f"{len(packed)} bytes of bits where {count} were promised")
     return np.unpackbits(packed.view(np.uint8), count=count, bitorder="little")

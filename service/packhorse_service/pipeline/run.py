@@ -261,10 +261,9 @@ class Pipeline:
     def __init__(self, plan: StreamPlan, engine: Engine, observer: PipelineObserver | None = None) -> None:
         self.plan = plan
         self._observer = observer
-        concatenated = plan.contract.packing is Packing.CONCAT and not plan.contract.isolate_documents
         self._blocks = BlockStore(engine)
         self._stream = SampleStream(
-            plan.sources, self._blocks, cut_length(plan), plan.mixing, concatenated=concatenated
+            plan.sources, self._blocks, cut_length(plan), plan.mixing, concatenated=plan.contract.concatenated
         )
         self._stream.on_drawn = None if observer is None else observer.drawn
         self._window = BalanceWindow(plan.window, self._next_micro_batch, self._snapshot)

@@ -53,9 +53,9 @@ class AssignedStep(NamedTuple):
 
 def check_window(steps: int, contract: ResolvedContract) -> None:
     """Refuse a window where rows all cost the same, so that dealing them anew would only change their order."""
-    run = contract.packing is Packing.CONCAT and not contract.isolate_documents
-    if steps > 1 and (run or contract.packing is Packing.NONE):
-        mode = f"contract.packing={contract.packing}" + (" and isolate_documents: false" if run else "")
+    if steps > 1 and (contract.concatenated or contract.packing is Packing.NONE):
+        run_on = " and isolate_documents: false" if contract.concatenated else ""
+        mode = f"contract.packing={contract.packing}{run_on}"
         raise ConfigError(
             f"packing.window={steps} needs rows that differ in cost: with {mode} all cost the same; "
             "leave packing.window at 1"
