@@ -18,15 +18,13 @@ from packhorse.contract.batch_contract import SIZES, BatchContract, resolve
 from packhorse.contract.documented import description_of
 from packhorse.contract.layout import AXES, ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
+from packhorse_service.config.sections import ContractSection, LayoutSection, Section
 from packhorse_service.config.serve_config import (
-    ContractSection,
     CurveConfig,
-    LayoutSection,
     LoadingConfig,
     MixingConfig,
     PackingConfig,
     ResumeConfig,
-    Section,
     ServeConfig,
     SourceConfig,
     StreamConfig,

@@ -1,31 +1,23 @@
 """``packhorse check``: the rules of the handshake, offline, and what follows from a layout.
 
-A report is made once and shown as a table or as JSON.
+A ``CheckReport`` is made once; ``check_report`` shows it as a table or as JSON.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from rich.console import Console
-from rich.table import Column, Table
-
-from packhorse.contract.batch_contract import Packing, ReaderPolicy, ResolvedContract
+from packhorse.contract.batch_contract import ReaderPolicy
 from packhorse.declare import BRIDGE_RULES
 from packhorse.errors import ConfigError
-from packhorse.rounding import ceil_div, round_up
 from packhorse.rules import (
     RULES,
     RUNTIME_RULES,
     RuleInput,
-    Severity,
     Unchecked,
     Violation,
     compare,
@@ -34,6 +26,7 @@ from packhorse.rules import (
     unchecked,
 )
 from packhorse.rules.model import ExplainableRule
+from packhorse_service.check.length_bound import Lengths, fill_bound
 from packhorse_service.check.memory_bound import (
     MemoryBound,
     local_sizes,
@@ -49,36 +42,29 @@ from packhorse_service.planning.balance_window import check_window
 from packhorse_service.protocol.derived import derived_values
 from packhorse_service.server.authentication import load_clients
 from packhorse_service.server.bind_policy import require_private
-from packhorse_service.text.formatting import human_bytes
 
 __all__ = [
-    "Report",
-    "as_json",
+    "CheckReport",
     "check_access",
     "check_config",
     "check_streams",
     "explain_rule",
-    "fill_bound",
-    "load_lengths",
-    "show",
 ]
-
-Lengths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What was found, what could not be checked, and what follows from the layout."""
+class CheckReport:
+    """Findings of one stream's check: broken rules, rules that could not be checked, what follows from the layout."""
 
     violations: tuple[Violation, ...]
     not_checked: tuple[Unchecked, ...]
     derived: Mapping[str, Any]
     memory: MemoryBound  # of this stream alone
-    further: Mapping[str, Report] = field(default_factory=dict)  # of further streams, by name
+    further: Mapping[str, CheckReport] = field(default_factory=dict)  # of further streams, by name
 
     @property
     def ok(self) -> bool:
-        """No error, of any stream; warnings do not count."""
+        """No error was found, in any stream; warnings do not count."""
         return not errors(list(self.violations)) and all(report.ok for report in self.further.values())
 
 
@@ -88,7 +74,7 @@ def check_streams(
     trainer: TrainerFile | None = None,
     world_size: int | None = None,
     lengths: Lengths | None = None,
-) -> Report:
+) -> CheckReport:
     """Check a configuration with all its streams; ``lengths`` are of training samples.
 
     A trainer's file declares the contract of its training; its facts hold for every stream. Raises as
@@ -96,7 +82,7 @@ def check_streams(
     """
     facts = None if trainer is None else TrainerFile(trainer=trainer.trainer)
 
-    def report(name: str) -> Report:
+    def report(name: str) -> CheckReport:
         if name == TRAIN:
             return check_config(config, base, trainer, world_size, lengths)
         return check_config(config.of_stream(name), base, facts, world_size)
@@ -131,7 +117,7 @@ def check_config(
     trainer: TrainerFile | None = None,
     world_size: int | None = None,
     lengths: Lengths | None = None,
-) -> Report:
+) -> CheckReport:
     """Check one stream's configuration, and a trainer that would connect; no shard is read.
 
     Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary, or where a
@@ -150,93 +136,7 @@ def check_config(
         derived["lengths"] = fill_bound(lengths, contract)
     not_checked = unchecked(RuleInput(layout, contract, facts, reader.window))
     memory = stream_memory(config, base, contract, layout, local_sizes(config, base))
-    return Report(tuple(violations), tuple(not_checked), derived, memory)
-
-
-def load_lengths(path: Path, *, ids: bool = False) -> Lengths:
-    """Sample lengths in slots, from a ``.npy`` file of integers. Raises ``ConfigError``.
-
-    ``ids``: the file counts ids, of which the last is only a target.
-    """
-    try:
-        lengths = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--lengths {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        raise ConfigError(f"--lengths {str(path)!r} must hold one row of integers, the slots of each sample")
-    slots = lengths.astype(np.int64)
-    return np.maximum(slots - 1, 0) if ids else slots
-
-
-def fill_bound(lengths: Lengths, contract: ResolvedContract) -> dict[str, Any]:
-    """The best share of useful slots that any packing of these samples can reach, and why not all.
-
-    Padding each segment to ``segment_multiple`` bounds it; without packing, each sample fills its own row.
-    Samples of no slot, or of more than a row, are counted and left out.
-    """
-    usable = lengths[(lengths > 0) & (lengths <= contract.seq_length)]
-    useful = int(usable.sum())
-    if contract.packing is Packing.NONE:
-        occupied = len(usable) * contract.seq_length
-    else:
-        multiple = contract.segment_multiple if contract.packed else 1
-        occupied = int(round_up(usable, multiple).sum())
-    return {
-        "samples": len(lengths),
-        "left_out": len(lengths) - len(usable),
-        "useful_slots": useful,
-        "packs_at_least": ceil_div(occupied, contract.seq_length),
-        "useful_fill_at_most": round(useful / occupied, 6) if occupied else 0.0,
-    }
-
-
-def as_json(report: Report) -> str:
-    """One JSON object: ``ok``, ``violations`` and ``derived``; ``streams`` holds one for each further stream."""
-    return json.dumps(_plain_report(report), indent=2, ensure_ascii=False)
-
-
-def _plain_report(report: Report) -> dict[str, Any]:
-    violations = [{**asdict(violation), "message": violation.message} for violation in report.violations]
-    not_checked = [{"rule": rule, "missing": list(missing)} for rule, missing in report.not_checked]
-    derived = {**report.derived, "not_checked": not_checked}
-    found = {"ok": report.ok, "violations": violations, "derived": derived}
-    further = {name: _plain_report(of_stream) for name, of_stream in report.further.items()}
-    return {**found, "streams": further} if further else found
-
-
-STYLES = {Severity.ERROR: "bold red", Severity.WARN: "yellow"}
-
-
-def show(report: Report, console: Console) -> None:
-    """The report for a person."""
-    _show_stream(report, console)
-    for name, of_stream in report.further.items():
-        console.print(f"\n[bold]stream {_plain(name)}[/]", highlight=False)
-        _show_stream(of_stream, console)
-    console.print("[bold green]the contract holds[/]" if report.ok else "[bold red]the contract does not hold[/]")
-
-
-def _show_stream(report: Report, console: Console) -> None:
-    if report.violations:
-        folds = (Column("what is wrong", overflow="fold"), Column("what to change", overflow="fold"))
-        table = Table("", Column("rule", no_wrap=True), *folds, show_lines=True)
-        for v in report.violations:
-            table.add_row(f"[{STYLES[v.severity]}]{v.severity}[/]", v.rule, _plain(v.message), _plain(v.remedy))
-        console.print(table)
-    facts = Table("follows from the layout", "", show_edge=False)
-    for name, value in report.derived.items():
-        inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        shown = human_bytes if name.endswith("_bytes") else str
-        for part, each in inner:
-            facts.add_row(f"{name.removesuffix('_bytes')} {part}".strip().replace("_", " "), _plain(shown(each)))
-    console.print(facts)
-    for rule, missing in report.not_checked:
-        console.print(f"[dim]not checked: {rule}, as nobody declared {', '.join(missing)}[/]", highlight=False)
-
-
-def _plain(text: str) -> str:
-    """Without rich reading markup into it."""
-    return text.replace("[", r"\[")
+    return CheckReport(tuple(violations), tuple(not_checked), derived, memory)
 
 
 def explain_rule(name: str) -> str:

@@ -15,24 +15,21 @@ from enum import StrEnum
 from heapq import nlargest
 from pathlib import Path
 
-import numpy as np
-
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.errors import ConfigError, SourceError
 from packhorse.rounding import ceil_div
-from packhorse.rows.payload import narrowest
 from packhorse.wire.messages import DEFAULT_WINDOW
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.framing import ViewKey, view_of
 from packhorse_service.packing.packer import DEFAULT_LOOKAHEAD
-from packhorse_service.protocol.derived import MASK_BYTES
+from packhorse_service.protocol.derived import slot_bytes
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.sources.shards import expand_shards
 from packhorse_service.text.formatting import human_bytes
 
-__all__ = ["MemoryBound", "Part", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
+__all__ = ["Component", "MemoryBound", "local_sizes", "refuse_over_limit", "server_memory", "stream_memory"]
 
 ShardSizes = Mapping[str, Sequence[int]]  # bytes of each shard, by the name of its source
 
@@ -60,8 +57,8 @@ MEMBER_BYTES = KIB  # the least that a sample takes in a tar
 KEY_BYTES = 128  # of each sample of an open shard
 
 
-class Part(StrEnum):
-    """What holds memory; the value is its name in reports."""
+class Component(StrEnum):
+    """Holder of memory in a server; the value is its name in reports."""
 
     PROGRAM = "program"
     STEPS = "steps_ahead"
@@ -76,15 +73,15 @@ class Part(StrEnum):
     TOKENIZER = "tokenizer"
 
 
-KNOBS = {
-    Part.STEPS: "steps_ahead or contract.global_batch_size",
-    Part.MAKING: "contract.global_batch_size",
-    Part.LOOKAHEAD: "packing.lookahead",
-    Part.WINDOW: "packing.window",
-    Part.BLOCKS: "loading.block_bytes or open_shards",
-    Part.KEYS: "open_shards, or write smaller shards",
-    Part.LOADERS: "loading.workers or loading.block_bytes",
-    Part.TOKENIZER: "loading.workers",
+REMEDIES = {
+    Component.STEPS: "steps_ahead or contract.global_batch_size",
+    Component.MAKING: "contract.global_batch_size",
+    Component.LOOKAHEAD: "packing.lookahead",
+    Component.WINDOW: "packing.window",
+    Component.BLOCKS: "loading.block_bytes or open_shards",
+    Component.KEYS: "open_shards, or write smaller shards",
+    Component.LOADERS: "loading.workers or loading.block_bytes",
+    Component.TOKENIZER: "loading.workers",
 }
 
 
@@ -92,7 +89,7 @@ KNOBS = {
 class MemoryBound:
     """Bytes, by what holds them."""
 
-    parts: Mapping[Part, int]
+    parts: Mapping[Component, int]
 
     @property
     def total(self) -> int:
@@ -100,20 +97,20 @@ class MemoryBound:
 
 
 def server_memory(streams: Iterable[MemoryBound]) -> MemoryBound:
-    """Of a server with these streams."""
-    parts = Counter[Part]({Part.PROGRAM: PROGRAM_BYTES})
+    """Return the bound of a server with these streams."""
+    parts = Counter[Component]({Component.PROGRAM: PROGRAM_BYTES})
     for stream in streams:
         parts.update(stream.parts)
-    return MemoryBound({part: parts[part] for part in Part if parts[part]})
+    return MemoryBound({part: parts[part] for part in Component if parts[part]})
 
 
 def refuse_over_limit(config: ServeConfig, bound: MemoryBound) -> None:
-    """Raises ``ConfigError`` that names the parts, largest first, and what to lower."""
+    """Raise ``ConfigError`` over the configured limit, with the parts, largest first, and what to lower."""
     limit = config.memory_limit
     if limit is None or bound.total <= limit:
         return
     lines = [
-        f"  {part.replace('_', ' ')} {human_bytes(size)}" + (f": lower {KNOBS[part]}" if part in KNOBS else "")
+        f"  {part.replace('_', ' ')} {human_bytes(size)}" + (f": lower {REMEDIES[part]}" if part in REMEDIES else "")
         for part, size in Counter(bound.parts).most_common()
     ]
     raise ConfigError(
@@ -128,29 +125,29 @@ def refuse_over_limit(config: ServeConfig, bound: MemoryBound) -> None:
 def stream_memory(
     config: ServeConfig, base: Path, contract: ResolvedContract, layout: ParallelLayout, sizes: ShardSizes
 ) -> MemoryBound:
-    """What one stream adds; ``config`` is that stream's, with paths relative to ``base``."""
+    """Return what one stream adds; ``config`` is that stream's, with paths relative to ``base``."""
     step = _Step.of(contract, layout)
     lookahead = (config.packing.lookahead or min(DEFAULT_LOOKAHEAD, contract.global_batch_size)) + 1
     readers, window = len(readers_of(layout, contract.readers)), config.packing.window
     block = config.loading.block_bytes
     open_shards = sum(source.open_shards for source in config.sources.values())
-    parts: dict[Part, int] = {
-        Part.STEPS: (config.steps_ahead + 1) * step.held(with_keys=config.keys),
-        Part.MAKING: step.slots * MAKING_BYTES + step.samples * SAMPLE_BYTES,
-        Part.DELIVERY: readers * DEFAULT_WINDOW * (min(max(step.payloads), COPIED_BYTES) + HEADER_BYTES),
-        Part.CONNECTIONS: readers * CONNECTION_BYTES,
-        Part.LOOKAHEAD: _waiting(lookahead * contract.seq_length),
-        Part.WINDOW: window * _waiting(step.slots) if window > 1 else 0,
-        Part.BLOCKS: open_shards * BLOCKS_PER_SHARD * BLOCK_GROWTH * block,
-        Part.KEYS: _keys_of_open_shards(config, sizes),
-        Part.LOADERS: _loaders(config),
-        Part.TOKENIZER: _tokenizers(config, base),
+    parts: dict[Component, int] = {
+        Component.STEPS: (config.steps_ahead + 1) * step.held(with_keys=config.keys),
+        Component.MAKING: step.slots * MAKING_BYTES + step.samples * SAMPLE_BYTES,
+        Component.DELIVERY: readers * DEFAULT_WINDOW * (min(max(step.payloads), COPIED_BYTES) + HEADER_BYTES),
+        Component.CONNECTIONS: readers * CONNECTION_BYTES,
+        Component.LOOKAHEAD: _waiting(lookahead * contract.seq_length),
+        Component.WINDOW: window * _waiting(step.slots) if window > 1 else 0,
+        Component.BLOCKS: open_shards * BLOCKS_PER_SHARD * BLOCK_GROWTH * block,
+        Component.KEYS: _keys_of_open_shards(config, sizes),
+        Component.LOADERS: _loaders(config),
+        Component.TOKENIZER: _tokenizers(config, base),
     }
     return MemoryBound(parts)
 
 
 def _waiting(slots: int) -> int:
-    """Samples of so many slots that are not in a row yet."""
+    """Return the bytes of samples of so many slots that are not in a row yet."""
     return slots * ID_BYTES + slots // MEAN_SLOTS * SAMPLE_BYTES
 
 
@@ -168,13 +165,13 @@ def _tokenizers(config: ServeConfig, base: Path) -> int:
 
 
 def _keys_of_open_shards(config: ServeConfig, sizes: ShardSizes) -> int:
-    """To find a key that is given twice."""
+    """Return the bytes of the keys of open shards, which are kept to find one that is given twice."""
     largest = (nlargest(source.open_shards, sizes.get(name, ())) for name, source in config.sources.items())
     return sum(map(sum, largest)) // MEMBER_BYTES * KEY_BYTES
 
 
 def local_sizes(config: ServeConfig, base: Path) -> ShardSizes:
-    """Of the shards that can be listed without a network; what cannot be found is left out."""
+    """Return the sizes of the shards that can be listed without a network; what cannot be found is left out."""
     found: dict[str, list[int]] = {}
     for name, source in config.sources.items():
         with contextlib.suppress(SourceError):  # it is `serve` that refuses them
@@ -209,17 +206,14 @@ class _Step:
         return self.rows * self.samples_of_row
 
     def held(self, *, with_keys: bool) -> int:
-        """Its views, and the rows that they were made from."""
+        """Return the bytes of its views, and of the rows that they were made from."""
         copies = 1 + len(self.payloads)
         of_sample = ORIGIN_BYTES + copies * OFFSET_BYTES + (copies * KEY_BYTES if with_keys else 0)
         return self.rows * sum(self.payloads) + self.slots * ROW_BYTES + self.samples * of_sample
 
 
 def _payload(view: ViewKey, width: int, contract: ResolvedContract, layout: ParallelLayout) -> int:
-    """Bytes of a view, without its offsets: labels of whole rows follow from tokens."""
+    """Return the bytes of a view of a row of ``width`` slots, without its offsets."""
     whole = contract.partition is Partition.WHOLE or layout.context == 1
-    ids = np.dtype(narrowest(contract.vocab_size)).itemsize
-    implied = whole and "tokens" in view.needs
-    of_slot = {"tokens": ids, "labels": 0 if implied else ids, "loss_mask": MASK_BYTES}
     slots = width if whole else width // layout.context
-    return round(slots * sum(size for name, size in of_slot.items() if name in view.needs))
+    return round(slots * slot_bytes(view.needs, contract, layout))

@@ -16,7 +16,7 @@ from packhorse_service.loadtest.report.outcome_page import write_page
 from packhorse_service.loadtest.report.outcome_table import show
 from packhorse_service.loadtest.scenario.scenario import MOST_RANKS, Transport, load_scenario
 
-__all__ = ["loadtest"]
+__all__ = ["loadtest_command"]
 
 RANKS, DATA, PACE, OUT = "Ranks", "Server and data", "How ranks behave", "Results"
 
@@ -66,7 +66,7 @@ Json = Annotated[Path | None, _option(OUT, "Write the result to this file; - pri
 Html = Annotated[Path | None, _option(OUT, "Write a page with plots to this file.", metavar="FILE.HTML")]
 
 
-def loadtest(
+def loadtest_command(
     feed: Feed = None,
     scenario: ScenarioFile = None,
     endpoint: Endpoint = None,

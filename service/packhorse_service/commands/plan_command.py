@@ -1,4 +1,4 @@
-"""``packhorse plan`` and ``packhorse inspect``: see it before you spend GPU hours."""
+"""``packhorse plan``, as typer sees it: what a stream will be like, before GPU hours are spent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from packhorse.errors import ConfigError
-from packhorse_service.check.checks import load_lengths
+from packhorse_service.check.length_bound import load_lengths
 from packhorse_service.commands.exit_codes import missing_extra
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.mixing.over_length import OverLength
@@ -17,11 +17,10 @@ from packhorse_service.packing.packing_plan import PackingAlgorithm
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_config import plan_feed
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths
-from packhorse_service.preview.inspected_step import inspect_step, select, show_step, step_as_json
 from packhorse_service.preview.plan_report import PlanReport, as_json
 from packhorse_service.preview.plan_table import progress, show
 
-__all__ = ["inspect", "plan"]
+__all__ = ["plan_command"]
 
 
 def _of_lengths(text: str, *names: str, **settings: Any) -> Any:
@@ -32,7 +31,6 @@ def _of_lengths(text: str, *names: str, **settings: Any) -> Any:
 
 
 # Left out, an option is None: so one that does not belong to a configuration is seen.
-Config = Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")]
 MaybeConfig = Annotated[
     Path | None, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML", show_default=False)
 ]
@@ -66,12 +64,9 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Stop after so many steps
 Plot = Annotated[
     Path | None, typer.Option(help="Write a picture of lengths, fill and balance (PNG).", metavar="OUT.PNG")
 ]
-Step = Annotated[int, typer.Option(min=0, help="Which step; the first is 0.")]
-Out = Annotated[Path | None, typer.Option(help="Write a picture of its rows (PNG).", metavar="OUT.PNG")]
-Rank = Annotated[int | None, typer.Option(min=0, help="Only this data-parallel rank.")]
 
 
-def plan(
+def plan_command(
     config: MaybeConfig = None,
     lengths: Lengths = None,
     ids: Ids = False,
@@ -157,30 +152,4 @@ def _tell(report: PlanReport, *, json_: bool, picture: Path | None) -> int:
         typer.echo(as_json(report))
     else:
         show(report, Console())
-    return 0
-
-
-def inspect(
-    config: Config,
-    step: Step,
-    out: Out = None,
-    rank: Rank = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object; docs/plan.md has its keys.")] = False,
-) -> int:
-    """Show one step of a stream: which samples sit where, on which rank. Nothing is served."""
-    with progress(Console(stderr=True), step + 1) as advance:
-        found = inspect_step(load_config(config), config.parent, step, advance)
-    selection = select(found, rank)
-    if out is not None:
-        try:
-            from packhorse_service.preview.step_picture import draw_step
-        except ModuleNotFoundError as error:
-            missing_extra("inspect --out", error, "plot")
-        draw_step(found, selection, out)
-    if json_:
-        typer.echo(step_as_json(found, rank))
-        return 0
-    show_step(found, selection, Console())
-    if out is not None:
-        typer.echo(f"{out} shows it")
     return 0

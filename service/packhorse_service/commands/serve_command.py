@@ -36,7 +36,7 @@ from packhorse_service.server.server import Server
 from packhorse_service.server.signals import stopped_by_signals
 from packhorse_service.server.systemd import SystemdNotifier
 
-__all__ = ["serve"]
+__all__ = ["serve_command"]
 
 log = logging.getLogger("packhorse.server")
 
@@ -48,7 +48,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def serve(
+def serve_command(
     config: Annotated[Path, typer.Argument(help="The configuration file (YAML).", metavar="FEED.YAML")],
     listen: Annotated[str | None, typer.Option(help="Listen here instead of where the file says.")] = None,
     endpoint_file: Annotated[

@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     PlainValidator,
-    create_model,
     field_validator,
-    model_validator,
 )
 
 from packhorse.contract.batch_contract import BatchContract, Remainder
-from packhorse.contract.documented import description_of
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.wire.limits import NAME_LIMIT
 from packhorse_service.config.addresses import AUTO, address_of
+from packhorse_service.config.sections import ContractSection, LayoutSection, Section
 from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loading.decode import BLOCK_BYTES
 from packhorse_service.mixing.order import MixBy, OnEnd
@@ -78,10 +73,6 @@ def _change(value: str) -> str:
             f"must be PART@DIGEST as a refusal names it, PART one of {', '.join(sorted(RESUMABLE_CHANGES))}"
         )
     return value
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class TokenizerConfig(Section):
@@ -175,36 +166,16 @@ class ResumeConfig(Section):
     )
 
 
-def _section(name: str, described_by: type) -> type[Section]:
-    """A section with exactly the fields of a dataclass of the client."""
-    hints = get_type_hints(described_by)
-    columns: dict[str, Any] = {
-        f.name: (hints[f.name], Field(f.default, description=description_of(f))) for f in fields(described_by)
-    }
-
-    def build(section: Section) -> Section:
-        described_by(**section.model_dump())  # it checks its values itself
-        return section
-
-    checks: dict[str, Any] = {"build": model_validator(mode="after")(build)}
-    made: type[Section] = create_model(name, __base__=Section, __validators__=checks, **columns)
-    return made
-
-
-LayoutSection = _section("LayoutSection", ParallelLayout)
-ContractSection = _section("ContractSection", BatchContract)
-
-
 class StreamConfig(Section):
     """A further stream: read in passes, each over all of its data.
 
     What ``contract``, ``layout`` and ``packing`` leave out is that of the top level.
     """
 
-    layout_section: LayoutSection = Field(  # type: ignore[valid-type]
+    layout_section: LayoutSection = Field(
         default_factory=LayoutSection, alias="layout", description="The parallel layout of the job."
     )
-    contract_section: ContractSection = Field(  # type: ignore[valid-type]
+    contract_section: ContractSection = Field(
         default_factory=ContractSection, alias="contract", description="What both sides must agree on."
     )
     sources: dict[str, SourceConfig] = Field(min_length=1, description="The sources, by names of your choice.")
@@ -228,8 +199,8 @@ class StreamConfig(Section):
 
     @field_validator("contract_section")
     @classmethod
-    def _in_full(cls, contract: Section) -> Section:
-        if getattr(contract, "remainder", None) is Remainder.DROP:
+    def _in_full(cls, contract: ContractSection) -> ContractSection:
+        if contract.contract().remainder is Remainder.DROP:
             raise ConfigError("contract.remainder='drop' must be 'pad': a pass is over all the data")
         return contract
 
@@ -257,10 +228,10 @@ class ServeConfig(Section):
     tokenizer: Annotated[
         TokenizerConfig | None, BeforeValidator(lambda v: {"file": v} if isinstance(v, str) else v)
     ] = Field(default=None, description="For text and chats; its file alone will do.")
-    layout_section: LayoutSection = Field(  # type: ignore[valid-type]
+    layout_section: LayoutSection = Field(
         default_factory=LayoutSection, alias="layout", description="The parallel layout of the job."
     )
-    contract_section: ContractSection = Field(  # type: ignore[valid-type]
+    contract_section: ContractSection = Field(
         default_factory=ContractSection, alias="contract", description="What both sides must agree on."
     )
     sources: dict[str, SourceConfig] = Field(min_length=1, description="The sources, by names of your choice.")
@@ -304,11 +275,11 @@ class ServeConfig(Section):
 
     @property
     def layout(self) -> ParallelLayout:
-        return ParallelLayout(**self.layout_section.model_dump())  # type: ignore[attr-defined]
+        return self.layout_section.layout()
 
     @property
     def contract(self) -> BatchContract:
-        return BatchContract(**self.contract_section.model_dump())  # type: ignore[attr-defined]
+        return self.contract_section.contract()
 
     def of_stream(self, name: str) -> ServeConfig:
         """The configuration of one stream, as if it was the only one."""

@@ -10,26 +10,23 @@ Every section and field may be left out; what is left out is not declared.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
-from packhorse.errors import ConfigError
+from packhorse_service.config.sections import DeclaredContract, FactsSection, LayoutSection, Section
+from packhorse_service.config.yaml_check import checked, load_mapping
 
 __all__ = ["TrainerFile", "load_trainer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFile:
-    """The whole file."""
+    """Declaration of one trainer, as its file says it."""
 
     layout: ParallelLayout | None = None
     contract: BatchContract = field(default_factory=BatchContract)
@@ -37,7 +34,13 @@ class TrainerFile:
     window: int | None = None
 
 
-SECTIONS: dict[str, type] = {"layout": ParallelLayout, "contract": BatchContract, "trainer": TrainerFacts}
+class TrainerSections(Section):
+    """Sections of the file."""
+
+    layout: LayoutSection | None = None
+    contract: DeclaredContract = Field(default_factory=DeclaredContract)
+    trainer: FactsSection = Field(default_factory=FactsSection)
+    window: int | None = None
 
 
 def load_trainer(path: Path) -> TrainerFile:
@@ -45,39 +48,11 @@ def load_trainer(path: Path) -> TrainerFile:
 
     Raises ``ConfigError`` that lists everything wrong with it.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"trainer file {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: must be a mapping of {', '.join(_names(TrainerFile))}")
-    unknown = list(_unknown(raw))
-    if unknown:
-        raise ConfigError(f"{path}:\n" + "\n".join(f"  {line}" for line in unknown))
-    try:
-        return TypeAdapter(TrainerFile).validate_python(raw)
-    except ValidationError as error:
-        lines = (f"  {'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{path}:\n" + "\n".join(lines)) from error
-
-
-def _names(kind: type[Any]) -> list[str]:
-    # Facts have a section of their own.
-    return [f.name for f in fields(kind) if kind is TrainerFile or f.name != "trainer"]
-
-
-def _unknown(raw: Mapping[str, object]) -> Iterator[str]:
-    """A line for each name that no section has, with the nearest that there is."""
-    yield from _strange(raw, _names(TrainerFile), "")
-    for section, kind in SECTIONS.items():
-        values = raw.get(section)
-        if isinstance(values, Mapping):
-            yield from _strange(values, _names(kind), f"{section}.")
-
-
-def _strange(values: Mapping[str, object], known: list[str], prefix: str) -> Iterator[str]:
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-            yield f"{prefix}{name}: unknown field; {hint}"
+    rule = f"must be a mapping of {', '.join(TrainerSections.model_fields)}"
+    sections = checked(TrainerSections, load_mapping(path, "trainer file", rule), path)
+    return TrainerFile(
+        layout=None if sections.layout is None else sections.layout.layout(),
+        contract=sections.contract.contract(),
+        trainer=sections.trainer.facts(),
+        window=sections.window,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from packhorse.contract.partition import Partition
 from packhorse.rows.payload import narrowest
 from packhorse_service.protocol.stream_spec import readers_of
 
-__all__ = ["MASK_BYTES", "derived_values"]
+__all__ = ["derived_values", "slot_bytes"]
 
 MASK_BYTES = 1 / 8  # the loss mask travels as bits
+CONTENT = ("tokens", "labels", "loss_mask")
 
 
 def derived_values(contract: ResolvedContract, layout: ParallelLayout) -> dict[str, Any]:
-    """What follows from the layout and the contract; sizes in slots and bytes."""
+    """Return what follows from the layout and the contract, by name; sizes in slots and bytes."""
     return {
         "layout": str(layout),
         "world_size": layout.world_size,
@@ -31,11 +33,16 @@ def derived_values(contract: ResolvedContract, layout: ParallelLayout) -> dict[s
         "row_slots": contract.max_width,
         "fixed_width": contract.fixed_width or not contract.packed,
         "num_microbatches": contract.num_microbatches(layout),
-        "wire_bytes_per_token": _wire_bytes_per_token(contract, layout),
+        "wire_bytes_per_token": slot_bytes(CONTENT, contract, layout),
     }
 
 
-def _wire_bytes_per_token(contract: ResolvedContract, layout: ParallelLayout) -> float:
-    """Of a full row, without its offsets and header. Slices carry their labels, whole rows imply them."""
-    sliced = layout.context > 1 and contract.partition is not Partition.WHOLE
-    return np.dtype(narrowest(contract.vocab_size)).itemsize * (2 if sliced else 1) + MASK_BYTES
+def slot_bytes(needs: Collection[str], contract: ResolvedContract, layout: ParallelLayout) -> float:
+    """Return the bytes of one slot on the wire, without its row's offsets and header, to who ``needs`` these arrays.
+
+    Slices carry their labels, whole rows imply them by their tokens.
+    """
+    ids = np.dtype(narrowest(contract.vocab_size)).itemsize
+    whole = contract.partition is Partition.WHOLE or layout.context == 1
+    labels = 0 if whole and "tokens" in needs else ids
+    return sum(size for name, size in zip(CONTENT, (ids, labels, MASK_BYTES), strict=True) if name in needs)

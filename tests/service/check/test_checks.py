@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from packhorse.contract.batch_contract import BatchContract, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.rules import RULES, RUNTIME_RULES
-from packhorse_service.check.checks import fill_bound
+from packhorse_service.check.length_bound import fill_bound
 from packhorse_service.commands import app
 from tests.service.shards_on_disk import save_tiny_tokenizer
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from packhorse.errors import ConfigError
 from packhorse_service.check.memory_bound import (
-    KNOBS,
     PROGRAM_BYTES,
+    REMEDIES,
+    Component,
     MemoryBound,
-    Part,
     refuse_over_limit,
     server_memory,
 )
@@ -50,15 +50,15 @@ def parts(path: Path) -> dict[str, int]:
 def test_every_part_that_a_setting_decides_grows_with_that_setting(tmp_path: Path) -> None:
     usual = parts(feed(tmp_path))
     sources = {"docs": {"shards": "no-such.tar", "open_shards": 32}}
-    grown: dict[Part, dict[str, Any]] = {
-        Part.STEPS: {"steps_ahead": 8},
-        Part.MAKING: {"contract": {"global_batch_size": 64}},
-        Part.DELIVERY: {"layout": {"tensor": 4}},
-        Part.CONNECTIONS: {"layout": {"tensor": 4}},
-        Part.LOOKAHEAD: {"packing": {"lookahead": 256}},
-        Part.WINDOW: {"packing": {"window": 4}},
-        Part.BLOCKS: {"sources": sources},
-        Part.LOADERS: {"loading": {"workers": 8}},
+    grown: dict[Component, dict[str, Any]] = {
+        Component.STEPS: {"steps_ahead": 8},
+        Component.MAKING: {"contract": {"global_batch_size": 64}},
+        Component.DELIVERY: {"layout": {"tensor": 4}},
+        Component.CONNECTIONS: {"layout": {"tensor": 4}},
+        Component.LOOKAHEAD: {"packing": {"lookahead": 256}},
+        Component.WINDOW: {"packing": {"window": 4}},
+        Component.BLOCKS: {"sources": sources},
+        Component.LOADERS: {"loading": {"workers": 8}},
     }
     for part, settings in grown.items():
         more = parts(feed(tmp_path, **settings))
@@ -67,7 +67,7 @@ def test_every_part_that_a_setting_decides_grows_with_that_setting(tmp_path: Pat
 
 
 def test_a_step_ahead_holds_its_views_and_its_rows(tmp_path: Path) -> None:
-    held = [parts(feed(tmp_path, steps_ahead=steps))[Part.STEPS] for steps in (2, 3, 4)]
+    held = [parts(feed(tmp_path, steps_ahead=steps))[Component.STEPS] for steps in (2, 3, 4)]
     assert held[1] - held[0] == held[2] - held[1] >= STEP_SLOTS * (2.125 + 4 + 1)
 
 
@@ -82,8 +82,8 @@ def test_a_step_ahead_holds_its_views_and_its_rows(tmp_path: Path) -> None:
 def test_each_view_of_a_row_counts_once(
     tmp_path: Path, layout: dict[str, int], contract: dict[str, Any], of_slot: float
 ) -> None:
-    one = parts(feed(tmp_path, {"segment_multiple": 4}))[Part.STEPS] - 3 * STEP_SLOTS * 2.125
-    several = parts(feed(tmp_path, {"segment_multiple": 4, **contract}, layout=layout))[Part.STEPS]
+    one = parts(feed(tmp_path, {"segment_multiple": 4}))[Component.STEPS] - 3 * STEP_SLOTS * 2.125
+    several = parts(feed(tmp_path, {"segment_multiple": 4, **contract}, layout=layout))[Component.STEPS]
     assert several - one == pytest.approx(3 * STEP_SLOTS * of_slot, rel=0.15)  # and offsets
 
 
@@ -93,19 +93,19 @@ def test_keys_of_open_shards_are_counted_by_the_size_of_the_largest(tmp_path: Pa
         write_tar(tmp_path / f"part-{number}.tar", files)
     source = {"shards": "part-*.tar", "open_shards": 2}
     path = feed(tmp_path, sources={"docs": source})
-    assert parts(path)[Part.KEYS] >= (64 + 128) * 128
-    assert Part.KEYS not in parts(feed(tmp_path))
+    assert parts(path)[Component.KEYS] >= (64 + 128) * 128
+    assert Component.KEYS not in parts(feed(tmp_path))
 
 
 def test_a_remote_shard_is_not_asked_for_by_check(tmp_path: Path) -> None:
     path = feed(tmp_path, sources={"docs": {"shards": ["no-such-scheme://bucket/a.tar"]}})
-    assert Part.KEYS not in parts(path)
+    assert Component.KEYS not in parts(path)
 
 
 def test_a_tokenizer_is_held_by_the_server_and_by_each_loader(tmp_path: Path) -> None:
     save_tiny_tokenizer(tmp_path / "tokenizer.json")
     held = [
-        parts(feed(tmp_path, tokenizer="tokenizer.json", loading={"workers": workers}))[Part.TOKENIZER]
+        parts(feed(tmp_path, tokenizer="tokenizer.json", loading={"workers": workers}))[Component.TOKENIZER]
         for workers in (0, 1, 3)
     ]
     assert held == [held[0], 2 * held[0], 4 * held[0]]
@@ -115,8 +115,8 @@ def test_further_streams_add_to_it_and_the_program_counts_once(tmp_path: Path) -
     one = parts(feed(tmp_path))
     streams = {"validation": {"sources": {"held": {"shards": "no-such.tar"}}}}
     both = parts(feed(tmp_path, streams=streams))
-    assert both[Part.PROGRAM] == one[Part.PROGRAM] == PROGRAM_BYTES
-    assert all(both[part] == 2 * size for part, size in one.items() if part != Part.PROGRAM)
+    assert both[Component.PROGRAM] == one[Component.PROGRAM] == PROGRAM_BYTES
+    assert all(both[part] == 2 * size for part, size in one.items() if part != Component.PROGRAM)
 
 
 def test_a_person_reads_sizes_with_units(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_limit_that_is_no_size_is_refused_by_name(tmp_path: Path, written: str
 
 
 def test_a_refusal_names_the_largest_part_first(tmp_path: Path) -> None:
-    bound = MemoryBound({Part.LOOKAHEAD: MIB, Part.BLOCKS: 3 * MIB, Part.STEPS: 2 * MIB})
+    bound = MemoryBound({Component.LOOKAHEAD: MIB, Component.BLOCKS: 3 * MIB, Component.STEPS: 2 * MIB})
     with pytest.raises(ConfigError) as refused:
         refuse_over_limit(load_config(feed(tmp_path, memory_limit="4MiB")), bound)
     _, *lines = str(refused.value).splitlines()
@@ -166,8 +166,11 @@ def test_a_refusal_names_the_largest_part_first(tmp_path: Path) -> None:
         "steps ahead 2.0 MiB",
         "lookahead 1.0 MiB",
     ]
-    assert all(KNOBS[part] in line for part, line in zip((Part.BLOCKS, Part.STEPS, Part.LOOKAHEAD), lines, strict=True))
+    assert all(
+        REMEDIES[part] in line
+        for part, line in zip((Component.BLOCKS, Component.STEPS, Component.LOOKAHEAD), lines, strict=True)
+    )
 
 
 def test_a_server_without_streams_is_the_program_alone() -> None:
-    assert server_memory([]) == MemoryBound({Part.PROGRAM: PROGRAM_BYTES})
+    assert server_memory([]) == MemoryBound({Component.PROGRAM: PROGRAM_BYTES})

@@ -24,7 +24,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse.wire.messages import DEFAULT_WINDOW
 from packhorse_service.config.layout_text import layout_of
-from packhorse_service.config.serve_config import LayoutSection, Section
+from packhorse_service.config.sections import LayoutSection, Section
 from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loadtest.scenario.thresholds import Threshold, parse_threshold
 
@@ -93,7 +93,7 @@ class Scenario(Section):
     feed: Path | None = None  # of the user; left out: synthetic data
     endpoint: str | None = None  # of a server that runs already; left out: one is started
     ranks: int | None = Field(default=None, ge=1, le=MOST_RANKS)  # data-parallel ones
-    layout_section: Annotated[LayoutSection | None, BeforeValidator(_layout)] = Field(default=None, alias="layout")  # type: ignore[valid-type]
+    layout_section: Annotated[LayoutSection | None, BeforeValidator(_layout)] = Field(default=None, alias="layout")
     synthetic: SyntheticConfig | None = None
     transport: Transport = Transport.TCP
     curve: bool = False  # encrypt: a server of our own on synthetic data gets keys made for the test
@@ -115,7 +115,7 @@ class Scenario(Section):
     def layout(self) -> ParallelLayout | None:
         """As given; ``None`` where the feed decides."""
         if self.layout_section is not None:
-            return ParallelLayout(**self.layout_section.model_dump())
+            return self.layout_section.layout()
         if self.ranks is not None:
             return ParallelLayout(data=self.ranks)
         return None if self.feed is not None else ParallelLayout(data=RANKS)
