@@ -15,6 +15,7 @@ from hashlib import blake2b
 import msgpack
 
 from packhorse.contract.documented import documented
+from packhorse.contract.field_checks import as_member, require_type
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import TrainerFacts
@@ -161,12 +162,12 @@ class BatchContract:
         for name, enum in ENUMS.items():
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _member(enum, name, value))
+                object.__setattr__(self, name, as_member(enum, f"contract.{name}", value))
         _check_sizes(self)
         for name, kind in SCALARS.items():
             value = getattr(self, name)
-            if value is not None and type(value) is not kind:
-                raise ConfigError(f"contract.{name}={value!r} must be {WORDS[kind]}")
+            if value is not None:
+                require_type(kind, f"contract.{name}", value)
 
     @staticmethod
     def from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
@@ -211,7 +212,6 @@ SIZES = (
 )
 FLAGS = ("isolate_documents", "static_shapes", "pad_to_max_length", "pad_cu_seqlens", "padding_mask")
 SCALARS: dict[str, type] = {"pad_id": int, "ignore_index": int, **dict.fromkeys(FLAGS, bool)}
-WORDS: dict[type, str] = {int: "an integer", bool: "true or false"}
 ENUMS: dict[str, type[StrEnum]] = {
     "packing": Packing,
     "partition": Partition,
@@ -229,12 +229,6 @@ def _check_sizes(contract: object) -> None:
         size = getattr(contract, name)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"contract.{name}={size!r} must be an integer of at least 1")
-
-
-def _member(enum: type[StrEnum], name: str, value: str) -> StrEnum:
-    if value not in list(enum):
-        raise ConfigError(f"contract.{name}={value!r} must be one of {', '.join(enum)}")
-    return enum(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
 
 from packhorse.contract.documented import documented
+from packhorse.contract.field_checks import as_member, require_type, require_types
 
 __all__ = ["CudaGraph", "Dispatcher", "Stack", "TrainerFacts"]
 
@@ -50,6 +52,8 @@ class TrainerFacts:
     """Facts of one trainer, for the rules: each is left out (``None``) or declared. Lengths count slots.
 
     The two sides do not compare them. The fields are listed in ``docs/configuration.md``.
+
+    Raises ``ConfigError`` for a value of another kind: an unknown name, a number for a flag.
     """
 
     stack: Stack | None = documented("Whose training step consumes the micro-batches.")
@@ -92,3 +96,19 @@ class TrainerFacts:
     external_dataloader: bool | None = documented("Megatron-LM: `dataloader_type external`.")
     sft: bool | None = documented("Megatron-LM: `--sft`.")
     makes_attention_mask: bool | None = documented("Megatron-LM: `create_attention_mask_in_dataloader`.")
+
+    def __post_init__(self) -> None:
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if get_origin(kind) is tuple:
+                require_types(get_args(kind)[0], f"trainer.{name}", value)
+            elif issubclass(kind, StrEnum):
+                object.__setattr__(self, name, as_member(kind, f"trainer.{name}", value))
+            else:
+                require_type(kind, f"trainer.{name}", value)
+
+
+# Of each fact: the type that it has where it is declared.
+KINDS: dict[str, Any] = {name: get_args(hint)[0] for name, hint in get_type_hints(TrainerFacts).items()}
