@@ -147,7 +147,7 @@ def load_all(engine: Engine, paths: Sequence[Path]) -> None:
     while waiting or reading:
         while waiting and len(reading) < OPEN_SHARDS:
             reading.append(waiting.pop())
-        store.announce(reading)
+        store.prefetch(reading)
         request = reading.popleft()
         block = store.get(request)
         if block.next_offset is not None:

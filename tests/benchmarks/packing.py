@@ -21,7 +21,7 @@ from packhorse.contract.batch_contract import BatchContract, ResolvedContract, r
 from packhorse.contract.layout import ParallelLayout
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.loading.block import TokenBlock
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.modes import PackedMicroBatch
 from packhorse_service.packing.packing_plan import PackingPlan

@@ -20,8 +20,9 @@ from rich.table import Table
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
-from packhorse_service.mixing.order import OrderCursor, SourceCursor
-from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
+from packhorse_service.mixing.order import OrderCursor
+from packhorse_service.mixing.replay_log import PIECES_LIMIT
+from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
@@ -194,7 +195,7 @@ def resume_table(base: Path) -> Table:
 
 def _drawn_again(pipeline: Pipeline, snapshot: bytes) -> int:
     plan = pipeline.plan
-    first = OrderCursor([SourceCursor.at_start(source.order) for source in plan.sources], plan.mixing)
+    first = OrderCursor.at_start((source.order for source in plan.sources), plan.mixing)
     return sum(cut.draws for cut in decode_snapshot(snapshot, plan.fingerprint, first).cursor.cut_lengths)
 
 

@@ -15,7 +15,7 @@ from packhorse.rows.row import Row
 from packhorse.wire.messages import BatchBody
 from packhorse_service.framing import frame_step, view_of
 from packhorse_service.loading.token_block import build_block
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.sources.formats import TokenArrays
 from packhorse_service.sources.tar.grouping import Sample
 from packhorse_service.sources.tar.reader import TarMember

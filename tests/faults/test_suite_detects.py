@@ -69,14 +69,14 @@ FAULTS = {
         "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
     ),
     "snapshot one sample late": Fault(
-        "service/packhorse_service/mixing/sample_stream.py",
-        "np.frombuffer(bytes(self._packed), np.uint8)",
-        r'np.frombuffer(bytes(self._packed).replace(b"\0", b"\1", 1), np.uint8)',
+        "service/packhorse_service/mixing/replay_log.py",
+        "np.frombuffer(bytes(self.packed), np.uint8)",
+        r'np.frombuffer(bytes(self.packed).replace(b"\0", b"\1", 1), np.uint8)',
         "REPLAY_DIVERGED",
     ),
     "skipped samples not replayed": Fault(
         "service/packhorse_service/mixing/sample_stream.py",
-        "pending = [piece for piece in pieces if not self._packed[piece.number]]",
+        "pending = [piece for piece in pieces if not log.packed[piece.number]]",
         "pending = list[Piece]()",
         "REPLAY_DIVERGED",
     ),

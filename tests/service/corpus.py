@@ -25,9 +25,10 @@ from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load
+from packhorse_service.mixing.open_blocks import SourcePlan
 from packhorse_service.mixing.order import Mixing, SourceOrderPlan
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.sample_stream import SampleStream, SourcePlan
+from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.planning.rows import build_rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +18,8 @@ from packhorse.contract.batch_contract import BatchContract, Packing, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse_service.mixing.order import BlockFacts, Mixing, OnEnd, OrderCursor, SourceCursor, SourceOrderPlan
 from packhorse_service.mixing.over_length import CutLength, OverLength
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.mixing.replay_log import StreamCursor
-from packhorse_service.mixing.sample_stream import Piece
 from packhorse_service.packing.modes import micro_batcher_for
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingAlgorithm, PackingPlan
@@ -82,7 +83,7 @@ class MixingMachine:
         return 2 + (at.shard * 37 + at.first_sample * 11 + at.index * 5 + source) % 23
 
     def next(self) -> object | None:
-        source = self._order.choose(self._ids)
+        source = self._order.choose([partial(self._ids, source) for source in range(3)])
         if source is None:
             return None
         at = self._order.sources[source].current

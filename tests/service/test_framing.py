@@ -16,7 +16,7 @@ from packhorse.rows.context_parallel import local_slots
 from packhorse.rows.payload import split_arrays
 from packhorse.rows.row import Row
 from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from tests.service.corpus import build_row, consecutive, make_block
 
 LAYOUT = ParallelLayout(data=2, context=2, tensor=2)

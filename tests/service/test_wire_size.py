@@ -14,7 +14,7 @@ from packhorse.contract.position import Position
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Batch, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from tests.length_streams import log_normal, packs_of

@@ -163,8 +163,8 @@ class BlockStore:
         """Blocks that are being loaded, or wait for a worker; safe from any thread."""
         return sum(not future.done() for future in tuple(self._ahead.values()))
 
-    def announce(self, requests: Iterable[BlockRequest]) -> None:
-        """These will be asked for soon."""
+    def prefetch(self, requests: Iterable[BlockRequest]) -> None:
+        """Begin to load blocks that will be asked for soon."""
         for request in requests:
             if request not in self._ahead:
                 self.waiting_for = request  # an engine may load at once
@@ -174,7 +174,7 @@ class BlockStore:
     def get(self, request: BlockRequest) -> TokenBlock:
         """The block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
         for _ in range(ATTEMPTS):
-            self.announce([request])
+            self.prefetch([request])
             self.waiting_for = request
             try:
                 return self._ahead.pop(request).result()

@@ -8,9 +8,10 @@ sample each in turn; a shard that ends is replaced in its place by the next one 
 
 Between sources, sizes are ids or samples (``MixBy``). Imagine a fluid that takes from every source i at its
 share s of all that is drawn: it takes a sample of size l that follows d sizes of its source while the total
-grows from d/s, the *start*, to (d+l)/s, the *finish*. The next sample is the one of earliest finish among
-those whose start is not ahead of the total, ties by number (WF²Q, Bennett and Zhang 1996). There is always
-one, as the starts' mean by share is the total.
+grows from d/s, its *virtual start*, to (d+l)/s, its *virtual finish*; the total is the *virtual time*. The
+next sample is the one of earliest virtual finish among those whose virtual start is not ahead of the virtual
+time, ties by number (WF²Q, Bennett and Zhang 1996). There is always one, as the starts' mean by share is the
+total.
 
 *Bound.* After every draw each source is within one sample L, the longest, of its share of what was drawn.
 
@@ -22,7 +23,7 @@ one, as the starts' mean by share is the total.
 * Below: a source lags most just before it is drawn (or would be), at a total t. As t + l <= f + L, it lags
   by s·t - d <= s·(f + L - l) - d = l + s·(L - l) <= L.
 
-When a source ends, the others begin anew from equal standing: what they led or lagged by is forgotten, so
+When a source ends, the shares of the others are reset: what they led or lagged by is forgotten, so
 nobody catches up in a burst, and the bound holds from there on for the shares of those that are left.
 """
 
@@ -30,18 +31,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from packhorse.errors import ProtocolError
+from packhorse.errors import ConfigError, ProtocolError
 from packhorse_service.mixing.permutation import permutation, seed_of
 
 __all__ = [
     "BlockFacts",
+    "DeferredCursor",
     "MixBy",
     "Mixing",
     "OnEnd",
@@ -52,20 +54,20 @@ __all__ = [
     "integer_weights",
 ]
 
-SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, turn, open shards, drawn, faults
+SOURCE_FORMAT = struct.Struct("<IIHHQQ")  # epoch, opened, next open, open shards, drawn, faults
 SHARD_FORMAT = struct.Struct("<IQQII")  # shard, block offset, first sample, index in the block, its checksum
 COUNT_LIMIT, SUM_LIMIT = 1 << 31, 1 << 62  # a snapshot that holds more was made up: counting on would not fit one
 
 
 class MixBy(StrEnum):
-    """What a source's weight is a share of."""
+    """Unit in which the sources' shares are counted."""
 
     TOKENS = "tokens"  # ids of its samples, as stored
     SAMPLES = "samples"
 
 
 class OnEnd(StrEnum):
-    """What happens when one of several sources has given all its epochs."""
+    """Policy for the moment when one of several sources has given all its epochs."""
 
     GO_ON = "go_on"  # with the rest, at their weights
     STOP = "stop"  # the stream ends
@@ -73,14 +75,14 @@ class OnEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """How sources are mixed."""
+    """Rule by which sources are mixed."""
 
     by: MixBy = MixBy.TOKENS
     on_end: OnEnd = OnEnd.GO_ON
 
 
 class BlockFacts(NamedTuple):
-    """What the order needs to know of a block: its samples, and where the next one begins."""
+    """Facts of a block that decide the order: how many samples it has, and where the next block begins."""
 
     samples: int
     next_offset: int | None
@@ -89,7 +91,10 @@ class BlockFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOrderPlan:
-    """What never changes about a source's order. ``epochs`` is ``None`` where it repeats for ever."""
+    """Plan of one source's order: all of it that never changes. ``epochs`` is ``None`` where it repeats for ever.
+
+    Its fields are part of the stream's fingerprint by name. Raises ``ConfigError`` for numbers that give no order.
+    """
 
     name: str
     shards: int
@@ -99,10 +104,31 @@ class SourceOrderPlan:
     shuffle: bool
     seed: int
 
+    def __post_init__(self) -> None:
+        counts = {"shards": self.shards, "weight": self.weight, "open_shards": self.open_shards, "epochs": self.epochs}
+        for name, count in counts.items():
+            if count is not None and count < 1:
+                raise ConfigError(f"source {self.name!r}: {name}={count} must be at least 1")
+
     @property
     def open_at_once(self) -> int:
         """Shards that are open at the beginning of an epoch."""
         return min(self.open_shards, self.shards)
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Return whether the source is read in ``epoch``, the first being 0."""
+        return self.epochs is None or epoch < self.epochs
+
+    def shard_order(self, epoch: int) -> tuple[int, ...]:
+        """Return the order in which ``epoch`` opens the shards: a permutation of their numbers."""
+        return _shard_order(self, epoch)
+
+
+@lru_cache(maxsize=256)
+def _shard_order(plan: SourceOrderPlan, epoch: int) -> tuple[int, ...]:
+    if not plan.shuffle:
+        return tuple(range(plan.shards))
+    return tuple(permutation(plan.shards, seed_of(plan.seed, plan.name, epoch)).tolist())
 
 
 @dataclass(slots=True)
@@ -116,98 +142,92 @@ class OpenShard:
     checksum: int = 0  # of the block, where samples of it were drawn; 0 = not known
 
 
-@lru_cache(maxsize=256)
-def _shard_order(plan: SourceOrderPlan, epoch: int) -> tuple[int, ...]:
-    if not plan.shuffle:
-        return tuple(range(plan.shards))
-    return tuple(permutation(plan.shards, seed_of(plan.seed, plan.name, epoch)).tolist())
-
-
 @dataclass(slots=True)
 class SourceCursor:
-    """Where one source stands. ``advance``, and ``advance_by``, are the only ways it moves."""
+    """Cursor in one source's order. ``advance``, and ``advance_by``, are the only ways it moves."""
 
     plan: SourceOrderPlan
     epoch: int = 0
     opened: int = 0  # shards of this epoch's permutation that were opened so far
-    turn: int = 0  # which open shard gives the next sample
+    next_open: int = 0  # which of the open shards gives the next sample
     open: list[OpenShard] = field(default_factory=list)
     drawn: int = 0  # ids or samples, since a source last ended
     faults: int = 0
 
     @classmethod
     def at_start(cls, plan: SourceOrderPlan) -> Self:
-        order = cls(plan)
-        order._open_first()
-        return order
+        """Return the cursor before the first sample."""
+        cursor = cls(plan)
+        cursor._open_first()
+        return cursor
 
     @property
     def live(self) -> bool:
+        """True until all epochs are given."""
         return bool(self.open)
 
     @property
     def current(self) -> OpenShard:
-        """The shard that gives the next sample."""
-        return self.open[self.turn]
+        """Open shard that gives the next sample."""
+        return self.open[self.next_open]
 
-    def in_turn(self) -> list[OpenShard]:
-        """The open shards, from the one that gives the next sample."""
-        return self.open[self.turn :] + self.open[: self.turn]
+    def open_in_turn(self) -> list[OpenShard]:
+        """Return the open shards in the order in which they give samples, from the current one on."""
+        return self.open[self.next_open :] + self.open[: self.next_open]
 
-    def next_shard(self) -> int | None:
-        """The shard that will be opened next, if any: worth loading ahead."""
+    def upcoming_shard(self) -> int | None:
+        """Return the shard that will be opened next, if any: it is worth loading ahead."""
         if self.opened < self.plan.shards:
-            return _shard_order(self.plan, self.epoch)[self.opened]
-        return _shard_order(self.plan, self.epoch + 1)[0] if self._repeats() else None
+            return self.plan.shard_order(self.epoch)[self.opened]
+        return self.plan.shard_order(self.epoch + 1)[0] if self.plan.has_epoch(self.epoch + 1) else None
 
     def advance(self, facts: BlockFacts) -> None:
-        """The current sample was drawn: move to the next."""
-        shard = self.open[self.turn]
+        """Move behind the next sample, which is drawn from a block of these facts."""
+        shard = self.open[self.next_open]
         shard.index += 1
         shard.checksum = facts.checksum
         if shard.index < facts.samples:
-            self.turn = (self.turn + 1) % len(self.open)
+            self.next_open = (self.next_open + 1) % len(self.open)
         elif facts.next_offset is not None:
             shard.offset, shard.first_sample = facts.next_offset, shard.first_sample + facts.samples
             shard.index = shard.checksum = 0
-            self.turn = (self.turn + 1) % len(self.open)
+            self.next_open = (self.next_open + 1) % len(self.open)
         else:
             self._close_current()
 
     def advance_by(self, draws: int) -> None:
-        """So many samples were drawn, none of them the first or the last of its block: move behind them."""
+        """Move behind the next ``draws`` samples, none of them the first or the last of its block."""
         rounds, more = divmod(draws, len(self.open))
-        for turn, shard in enumerate(self.in_turn()):
+        for turn, shard in enumerate(self.open_in_turn()):
             shard.index += rounds + (turn < more)
-        self.turn = (self.turn + draws) % len(self.open)
+        self.next_open = (self.next_open + draws) % len(self.open)
 
     def _close_current(self) -> None:
         if self.opened < self.plan.shards:
-            self.open[self.turn] = OpenShard(_shard_order(self.plan, self.epoch)[self.opened])
+            self.open[self.next_open] = OpenShard(self.plan.shard_order(self.epoch)[self.opened])
             self.opened += 1
-            self.turn = (self.turn + 1) % len(self.open)
+            self.next_open = (self.next_open + 1) % len(self.open)
             return
-        del self.open[self.turn]
+        del self.open[self.next_open]
         if self.open:
-            self.turn %= len(self.open)
-        elif self._repeats():
+            self.next_open %= len(self.open)
+        elif self.plan.has_epoch(self.epoch + 1):
             self.epoch += 1
             self._open_first()
 
-    def _repeats(self) -> bool:
-        return self.plan.epochs is None or self.epoch + 1 < self.plan.epochs
-
     def _open_first(self) -> None:
-        first = _shard_order(self.plan, self.epoch)[: self.plan.open_shards]
+        first = self.plan.shard_order(self.epoch)[: self.plan.open_shards]
         self.open = [OpenShard(shard) for shard in first]
-        self.opened, self.turn = len(first), 0
+        self.opened, self.next_open = len(first), 0
 
     def clone(self) -> SourceCursor:
+        """Return a cursor at the same place that moves on its own."""
         shards = [OpenShard(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open]
-        return SourceCursor(self.plan, self.epoch, self.opened, self.turn, shards, self.drawn, self.faults)
+        return SourceCursor(self.plan, self.epoch, self.opened, self.next_open, shards, self.drawn, self.faults)
 
     def encode(self) -> bytes:
-        head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.turn, len(self.open), self.drawn, self.faults)
+        """Return the cursor as bytes, for a snapshot: ``SOURCE_FORMAT``, and ``SHARD_FORMAT`` for each open shard."""
+        head = SOURCE_FORMAT.pack(self.epoch, self.opened, self.next_open, len(self.open), self.drawn, self.faults)
         pack = SHARD_FORMAT.pack
         return head + b"".join([pack(s.shard, s.offset, s.first_sample, s.index, s.checksum) for s in self.open])
 
@@ -215,52 +235,50 @@ class SourceCursor:
     def decode(
         cls, plan: SourceOrderPlan, data: memoryview, *, epochs_changed: bool = False
     ) -> tuple[Self, memoryview]:
-        """Read one source's place, which may come from a stranger. Returns the rest of the data too.
+        """Read a cursor, which may come from a stranger, from the front of ``data``; returns the rest of that too.
 
-        A source that had given all its epochs goes on with the next one where it may have more now.
+        A source that had given all its epochs goes on with the next one where it may have more now
+        (``epochs_changed``). Raises ``ProtocolError`` for what drawing by ``plan`` cannot lead to.
         """
         try:
-            epoch, opened, turn, count, drawn, faults = SOURCE_FORMAT.unpack_from(data)
+            epoch, opened, next_open, count, drawn, faults = SOURCE_FORMAT.unpack_from(data)
             end = SOURCE_FORMAT.size + count * SHARD_FORMAT.size
             shards = [OpenShard(*parts) for parts in SHARD_FORMAT.iter_unpack(data[SOURCE_FORMAT.size : end])]
         except struct.error as error:
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is cut short") from error
-        order = cls(plan, epoch, opened, turn, shards, drawn, faults)
-        if epochs_changed and not shards and order._repeats():
-            order.epoch += 1
-            order._open_first()
-        elif len(shards) != count or not order._is_possible():
+        cursor = cls(plan, epoch, opened, next_open, shards, drawn, faults)
+        if epochs_changed and not shards and plan.has_epoch(epoch + 1):
+            cursor.epoch += 1
+            cursor._open_first()
+        elif len(shards) != count or not cursor._is_possible():
             raise ProtocolError(f"snapshot: the place of source {plan.name!r} is outside its shards and epochs")
-        return order, data[end:]
+        return cursor, data[end:]
 
     def _is_possible(self) -> bool:
-        """Whether drawing could have led here."""
-        at_once = self.plan.open_at_once
-        if not at_once <= self.opened <= self.plan.shards or not self._in_epochs() or not self._can_count_on():
+        """Return whether drawing could have led here."""
+        plan, at_once = self.plan, self.plan.open_at_once
+        if not at_once <= self.opened <= plan.shards or not plan.has_epoch(self.epoch) or not self._can_count_on():
             return False
-        been_opened = set(_shard_order(self.plan, self.epoch)[: self.opened])
+        been_opened = set(plan.shard_order(self.epoch)[: self.opened])
         distinct = {shard.shard for shard in self.open}
-        all_opened = self.opened == self.plan.shards
+        all_opened = self.opened == plan.shards
         return (
             len(distinct) == len(self.open) <= at_once
             and distinct <= been_opened
             and (len(self.open) == at_once or all_opened)
-            and (bool(self.open) or (self.drawn == 0 and not self._repeats()))
-            and self.turn < max(len(self.open), 1)
+            and (bool(self.open) or (self.drawn == 0 and not plan.has_epoch(self.epoch + 1)))
+            and self.next_open < max(len(self.open), 1)
             and all((shard.offset == 0) == (shard.first_sample == 0) for shard in self.open)
         )
 
     def _can_count_on(self) -> bool:
-        """Whether counters are far from the widest that a snapshot holds."""
+        """Return whether counters are far from the widest that a snapshot holds."""
         firsts = [shard.first_sample for shard in self.open]
         return max(self.epoch, self.faults) < COUNT_LIMIT and max(self.drawn, *firsts, 0) < SUM_LIMIT
 
-    def _in_epochs(self) -> bool:
-        return self.plan.epochs is None or self.epoch < self.plan.epochs
-
 
 def integer_weights(weights: Iterable[float]) -> list[int]:
-    """Integers in the ratio of ``weights``, which are read as decimals: 0.1 is a tenth."""
+    """Return integers in the ratio of ``weights``, which are read as decimals: 0.1 is a tenth."""
     fractions = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(f.denominator for f in fractions))
     return [int(f * scale) for f in fractions]
@@ -273,7 +291,7 @@ SIZES: dict[MixBy, Callable[[int, int], int]] = {
 
 
 class OrderCursor:
-    """The order of the whole mixture: one place a source, compared in integers.
+    """Cursor in the order of the whole mixture: one for each source, which are compared in integers.
 
     ``advance`` moves it by a sample, ``advance_by`` by a run of them.
     """
@@ -282,10 +300,15 @@ class OrderCursor:
         self.sources = sources
         self.mixing = mixing
         self._size = SIZES[mixing.by]
-        # Times of the fluid are sizes by weight, times ``common``.
+        # Virtual times are sizes by weight, times ``common``, so that all of them are integers.
         self._common = math.lcm(*(source.plan.weight for source in sources))
         self._scale = [self._common // source.plan.weight for source in sources]
         self._count_live()
+
+    @classmethod
+    def at_start(cls, plans: Iterable[SourceOrderPlan], mixing: Mixing) -> Self:
+        """Return the cursor before the first sample of all."""
+        return cls([SourceCursor.at_start(plan) for plan in plans], mixing)
 
     def _count_live(self) -> None:
         self._live = [number for number, source in enumerate(self.sources) if source.live]
@@ -293,60 +316,83 @@ class OrderCursor:
             self._live = []
         self._weight = sum(self.sources[number].plan.weight for number in self._live)
         self._drawn = sum(self.sources[number].drawn for number in self._live)
-        self._start = [source.drawn * scale for source, scale in zip(self.sources, self._scale, strict=True)]
-        self._finish: list[int | None] = [None] * len(self.sources)  # of the next sample, where it was needed
+        self._virtual_start = [source.drawn * scale for source, scale in zip(self.sources, self._scale, strict=True)]
+        # Of each source's next sample, where it was needed so far.
+        self._virtual_finish: list[int | None] = [None] * len(self.sources)
 
     @property
-    def alone(self) -> int | None:
+    def only_source(self) -> int | None:
         """Number of the source that gives all samples until it ends; ``None`` while there are several, or none."""
         return self._live[0] if len(self._live) == 1 else None
 
-    def choose(self, next_ids: Callable[[int], int]) -> int | None:
-        """Number of the source that gives the next sample; ``None`` at the end.
+    def choose(self, next_ids: Sequence[Callable[[], int]]) -> int | None:
+        """Return the number of the source that gives the next sample; ``None`` at the end.
 
-        ``next_ids`` tells how many ids a source's next sample has; it is asked where that decides.
+        ``next_ids`` tell, for each source, how many ids its next sample has; one is asked where that decides.
         """
         if len(self._live) < 2:
             return self._live[0] if self._live else None
-        now = self._drawn * self._common // self._weight
+        virtual_time = self._drawn * self._common // self._weight
         chosen, earliest = None, 0
         for number in self._live:
-            if self._start[number] > now:
+            if self._virtual_start[number] > virtual_time:
                 continue
-            finish = self._finish[number]
+            finish = self._virtual_finish[number]
             if finish is None:
-                finish = self._start[number] + self._size(1, next_ids(number)) * self._scale[number]
-                self._finish[number] = finish
+                finish = self._virtual_start[number] + self._size(1, next_ids[number]()) * self._scale[number]
+                self._virtual_finish[number] = finish
             if chosen is None or finish < earliest:
                 chosen, earliest = number, finish
         return chosen
 
     def advance(self, number: int, ids: int, facts: BlockFacts) -> None:
-        """The next sample of a source was drawn."""
+        """Move behind the next sample of source ``number``, which has so many ``ids``."""
         source, size = self.sources[number], self._size(1, ids)
         source.drawn += size
         if len(self._live) > 1:
             self._drawn += size
-            self._start[number] += size * self._scale[number]
-            self._finish[number] = None
+            self._virtual_start[number] += size * self._scale[number]
+            self._virtual_finish[number] = None
         source.advance(facts)
         if not source.open:
             self.reset_shares()
 
     def advance_by(self, number: int, draws: int, ids: int) -> None:
-        """So many samples of a source that is ``alone`` were drawn, none of them the first or last of its block."""
+        """Move behind ``draws`` samples of the only source, none of them the first or last of its block."""
         source = self.sources[number]
         source.drawn += self._size(draws, ids)
         source.advance_by(draws)
 
     def reset_shares(self) -> None:
-        """What sources led or lagged by is forgotten."""
+        """Forget what sources led or lagged by."""
         for source in self.sources:
             source.drawn = 0
         self._count_live()
 
     def clone(self) -> OrderCursor:
+        """Return a cursor at the same place that moves on its own."""
         return OrderCursor([source.clone() for source in self.sources], self.mixing)
 
     def encode(self) -> bytes:
+        """Return the cursors of all sources as bytes, one after the other."""
         return b"".join(source.encode() for source in self.sources)
+
+
+class DeferredCursor(NamedTuple):
+    """A place in the order: ``draws`` samples, of so many ids, of the only source behind another place.
+
+    Most are asked for by nobody, and a cursor takes longer to copy than a sample to draw.
+    """
+
+    start: OrderCursor
+    source: int = 0
+    draws: int = 0
+    ids: int = 0
+
+    def resolve(self) -> OrderCursor:
+        """Return the cursor at the place; only to look at."""
+        if not self.draws:
+            return self.start
+        cursor = self.start.clone()
+        cursor.advance_by(self.source, self.draws, self.ids)
+        return cursor

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from packhorse.contract.batch_contract import Packing, ResolvedContract
 from packhorse.errors import ContractError
 from packhorse_service.mixing.over_length import UNLIMITED
-from packhorse_service.mixing.prefetched_run import Demand, Piece
+from packhorse_service.mixing.piece import Demand, Piece
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.packer import packer_for
 from packhorse_service.packing.packing_plan import PackingPlan

@@ -39,7 +39,7 @@ from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import BlockStore, Engine, InlineEngine, Load, ProcessEngine
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
 from packhorse_service.mixing.open_blocks import SourcePlan, compressed_shard_warnings
-from packhorse_service.mixing.order import Mixing, SourceOrderPlan, integer_weights
+from packhorse_service.mixing.order import Mixing, OrderCursor, SourceOrderPlan, integer_weights
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
 from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.packing.consumed_unit import ConsumedUnit
@@ -337,9 +337,7 @@ class Pipeline:
         micro_batch = micro_batcher.next()
         if micro_batch is None:
             return None
-        self._stream.mark_packed(micro_batch.finished)
-        for source, slots in micro_batch.slots_by_source().items():
-            stream.count_packed(source, slots)
+        stream.mark_packed(micro_batch.finished, micro_batch.slots_by_source())
         if self._observer is not None:
             self._observer.packed(micro_batch)
         return micro_batch
@@ -382,7 +380,8 @@ class Pipeline:
             self._stream.restart()
             return ()
         plan, contract = self.plan, self.plan.contract
-        read = decode_snapshot(snapshot, plan.fingerprint, self._stream.first_order(), plan.allow_changes)
+        first = OrderCursor.at_start((source.order for source in plan.sources), plan.mixing)
+        read = decode_snapshot(snapshot, plan.fingerprint, first, plan.allow_changes)
         taken = adapt_snapshot(read, self._micro_batcher.consumed_unit)
         self._window.begin(taken.step, taken.window)
         self._fresh()

@@ -23,7 +23,7 @@ from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.rows.payload import narrowest
 from packhorse.rows.row import Row, SampleKey
 from packhorse_service.loading.block import TokenBlock
-from packhorse_service.mixing.prefetched_run import Piece
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.planning.row_layout import RowLayout, boundaries, lay_out
 

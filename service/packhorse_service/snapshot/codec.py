@@ -23,8 +23,7 @@ from packhorse.errors import ContractError, ProtocolError
 from packhorse.rows.payload import bits, from_bits
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, OrderCursor, SourceCursor
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
-from packhorse_service.mixing.replay_log import StreamCursor
-from packhorse_service.mixing.sample_stream import PIECES_LIMIT
+from packhorse_service.mixing.replay_log import PIECES_LIMIT, StreamCursor
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.fingerprint import RESETS_SOURCES, StreamFingerprint

@@ -107,7 +107,7 @@ class TestProcesses:
         store = BlockStore(engine)
         (tmp_path / "part-2.tar").touch()  # this one and the next do not kill
         (tmp_path / "part-3.tar").touch()
-        store.announce(map(request_for, (1, 2, 3)))
+        store.prefetch(map(request_for, (1, 2, 3)))
         assert [store.get(request_for(i)).keys for i in (1, 2, 3)] == [(f"part-{i}.tar",) for i in (1, 2, 3)]
 
     def test_a_block_that_always_kills_its_worker_is_an_error_that_names_it(
@@ -134,7 +134,7 @@ class TestProcesses:
         engine = ProcessEngine(2, make_load)
         store = BlockStore(engine)
         requests = [request_for(i) for i in range(20)]
-        store.announce(requests)
+        store.prefetch(requests)
         assert contents(store.get(requests[0])) == contents(load(requests[0]))
         started = set(multiprocessing.active_children()) - before
         assert started
@@ -193,7 +193,7 @@ def test_the_inline_engine_loads_at_once() -> None:
 def test_the_inline_engine_keeps_a_source_error_for_the_one_who_asks() -> None:
     engine = InlineEngine(make_load_that_finds_fault())
     store = BlockStore(engine)
-    store.announce([request_for(1)])  # loading ahead of its turn must not stop the stream early
+    store.prefetch([request_for(1)])  # loading ahead of its turn must not stop the stream early
     with pytest.raises(SourceError, match="cut short"):
         store.get(request_for(1))
 
@@ -201,8 +201,8 @@ def test_the_inline_engine_keeps_a_source_error_for_the_one_who_asks() -> None:
 def test_what_was_announced_is_loaded_once() -> None:
     engine = CountingEngine()
     store = BlockStore(engine)
-    store.announce([request_for(1), request_for(2)])
-    store.announce([request_for(2), request_for(1)])
+    store.prefetch([request_for(1), request_for(2)])
+    store.prefetch([request_for(2), request_for(1)])
     assert store.get(request_for(1)).keys == ("part-1.tar",)
     assert engine.submitted == [request_for(1), request_for(2)]
 
@@ -210,7 +210,7 @@ def test_what_was_announced_is_loaded_once() -> None:
 def test_nothing_is_loaded_but_what_was_announced_or_asked_for() -> None:
     engine = CountingEngine()
     store = BlockStore(engine)
-    store.announce([request_for(1)])
+    store.prefetch([request_for(1)])
     store.get(request_for(2))
     assert engine.submitted == [request_for(1), request_for(2)]
 
@@ -226,8 +226,8 @@ def test_a_block_is_not_kept_once_it_was_given() -> None:
 def test_what_is_forgotten_is_cancelled_and_loaded_afresh() -> None:
     lazy = LazyEngine()
     store = BlockStore(lazy)
-    store.announce([request_for(1), request_for(2)])
+    store.prefetch([request_for(1), request_for(2)])
     store.forget()
     assert all(future.cancelled() for future in lazy.futures)
-    store.announce([request_for(1)])
+    store.prefetch([request_for(1)])
     assert lazy.submitted == [request_for(1), request_for(2), request_for(1)]

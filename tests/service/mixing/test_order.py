@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def plan_for(
 
 
 def start(plans: Sequence[SourceOrderPlan], by: MixBy = MixBy.TOKENS, on_end: OnEnd = OnEnd.GO_ON) -> OrderCursor:
-    return OrderCursor([SourceCursor.at_start(plan) for plan in plans], Mixing(by, on_end))
+    return OrderCursor.at_start(plans, Mixing(by, on_end))
 
 
 def walk(order: OrderCursor, data: Sequence[Data]) -> Iterator[Draw]:
@@ -73,7 +74,8 @@ def walk(order: OrderCursor, data: Sequence[Data]) -> Iterator[Draw]:
         at = order.sources[source].current
         return data[source][at.shard][at.offset // STRIDE][at.index]
 
-    while (source := order.choose(next_ids)) is not None:
+    of_each = [partial(next_ids, source) for source in range(len(order.sources))]
+    while (source := order.choose(of_each)) is not None:
         at, epoch, ids = order.sources[source].current, order.sources[source].epoch, next_ids(source)
         blocks, number = data[source][at.shard], at.offset // STRIDE
         facts = BlockFacts(len(blocks[number]), None if number + 1 == len(blocks) else (number + 1) * STRIDE)
@@ -215,7 +217,7 @@ def test_the_next_shard_is_the_one_that_opens_next() -> None:
     order = start([plan_for(data, open_shards=2, epochs=2)])
     place = order.sources[0]
     for _ in range(10):
-        expected, opened_before = place.next_shard(), {(place.epoch, shard.shard) for shard in place.open}
+        expected, opened_before = place.upcoming_shard(), {(place.epoch, shard.shard) for shard in place.open}
         next(walk(order, [data]))
         opened = {(place.epoch, shard.shard) for shard in place.open} - opened_before
         assert expected in {shard for _, shard in opened} or not opened

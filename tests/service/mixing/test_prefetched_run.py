@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import packhorse_service.mixing.sample_stream as stream_module
+from packhorse_service.mixing import replay_log
 from packhorse_service.mixing.order import MixBy, Mixing
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.prefetched_run import Demand, Piece
+from packhorse_service.mixing.piece import Demand, Piece
 from packhorse_service.mixing.sample_stream import DrawnSample, SampleStream
 from tests.service.corpus import MemoryCorpus, consecutive, make_block
 
@@ -121,7 +121,7 @@ def stands(stream: SampleStream) -> tuple[object, ...]:
 def test_runs_give_what_single_draws_give(
     sources: list[Source], by: MixBy, mark_every: int, wants: list[Demand], settle_every: int
 ) -> None:
-    with patch.object(stream_module, "REPLAY_POINT_EVERY", mark_every):
+    with patch.object(replay_log, "REPLAY_POINT_EVERY", mark_every):
         stream, single = stream_of(sources, Mixing(by)), Single(sources, Mixing(by))
         turn = 0
         while (pieces := stream.draw(wants[turn % len(wants)])) is not None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import packhorse_service.mixing.sample_stream as stream_module
 from packhorse.errors import SourceError
+from packhorse_service.mixing import replay_log
 from packhorse_service.mixing.order import Mixing, OrderCursor, SourceCursor
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.replay_log import StreamCursor
-from packhorse_service.mixing.sample_stream import REPLAY_POINT_EVERY, Piece, SampleStream
+from packhorse_service.mixing.piece import Piece
+from packhorse_service.mixing.replay_log import REPLAY_POINT_EVERY, StreamCursor
+from packhorse_service.mixing.sample_stream import SampleStream
 from tests.service.corpus import MemoryCorpus, Pair, consecutive, make_block
 
 LOSSLESS = [OverLength.ERROR, OverLength.SPLIT]
@@ -428,7 +429,7 @@ def test_a_place_holds_one_bit_for_each_piece_since_it() -> None:
 def test_with_a_mark_after_every_draw_a_place_lies_just_before_the_oldest_pending_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", 1)
+    monkeypatch.setattr(replay_log, "REPLAY_POINT_EVERY", 1)
     stream = one_shard(consecutive([9, 3, 3, 3]), over_length=OverLength.SPLIT).stream(seq_length=4)
     numbers = [piece.number for _ in range(3) for piece in stream.draw() or []]
     stream.mark_packed(numbers[:3])
@@ -467,7 +468,7 @@ def places_from(stream: SampleStream, pending: list[Piece]) -> Iterator[tuple[ob
 @pytest.mark.parametrize("every", [1, 3, REPLAY_POINT_EVERY])
 def test_places_are_the_same_wherever_a_stream_was_resumed(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     """Readers compare the snapshots they hold, and some may have theirs from a server that was restarted."""
-    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", every)
+    monkeypatch.setattr(replay_log, "REPLAY_POINT_EVERY", every)
     corpus = small_corpus([[[5, 9, 30], [4, 17]], [[7, 2]], [[3], [24], [6, 6, 6]]], epochs=3)
     pending: list[Piece] = []
     whole = list(places_from(corpus.stream(seq_length=8), pending))

@@ -111,17 +111,17 @@ def test_a_stream_that_stops_is_the_beginning_of_the_one_that_goes_on(
     assert stopped == going_on[: len(stopped)]
     if len(stopped) < 300:
         assert [source.live for source in stopping.sources].count(False) == 1
-        assert decode_order(stopping.encode(), plans, stopping.mixing).choose(lambda source: 1) is None
+        assert decode_order(stopping.encode(), plans, stopping.mixing).choose([lambda: 1] * len(plans)) is None
 
 
 def test_lengths_are_only_asked_for_where_they_decide() -> None:
-    def nobody(source: int) -> int:
-        raise AssertionError(source)
+    def asked() -> int:
+        raise AssertionError
 
-    assert start([plan_for([[[5]]])]).choose(nobody) == 0
+    assert start([plan_for([[[5]]])]).choose([asked]) == 0
     alone = start([plan_for([[[5]]]), plan_for([[[7]]], name="other")])
     alone.advance(0, 5, BlockFacts(1, None))
-    assert alone.choose(nobody) == 1
+    assert alone.choose([asked] * 2) == 1
 
 
 def test_by_samples_lengths_do_not_matter() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from packhorse_service.mixing.order import MixBy, Mixing, OnEnd
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from packhorse_service.mixing.source_counts import SourceCounts, describe_counts
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
 from tests.service.corpus import (

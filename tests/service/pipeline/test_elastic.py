@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from packhorse.errors import ContractError, ProtocolError, SourceError
 from packhorse_service.framing import FramedStep
-from packhorse_service.mixing import sample_stream
-from packhorse_service.mixing.order import OrderCursor, SourceCursor
+from packhorse_service.mixing import replay_log
+from packhorse_service.mixing.order import OrderCursor
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
 from packhorse_service.snapshot.codec import decode_snapshot
@@ -271,7 +271,7 @@ def test_a_waiting_sample_that_is_over_length_now_is_skipped_under_a_budget_that
     end = decode_snapshot(
         rest[-1].snapshot,
         new.fingerprint,
-        OrderCursor([SourceCursor.at_start(source.order) for source in new.sources], new.mixing),
+        OrderCursor.at_start((source.order for source in new.sources), new.mixing),
     )
     since = resumed(new, rest[-1].snapshot)[0].counts["docs"].faults
     assert end.cursor.order.sources[0].faults + since == used
@@ -390,8 +390,8 @@ def test_as_much_is_drawn_ahead_as_a_snapshot_can_tell(
     write_source(tmp_path / "docs", random_lengths(3, 3, 60, longest=12))
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar"}}
     plan = make_plan(tmp_path, sources, **changed(MODES[mode], {}, packing={"lookahead": 64}))
-    monkeypatch.setattr(sample_stream, "PIECES_LIMIT", 30)
-    monkeypatch.setattr(sample_stream, "REPLAY_POINT_EVERY", 4)
+    monkeypatch.setattr(replay_log, "PIECES_LIMIT", 30)
+    monkeypatch.setattr(replay_log, "REPLAY_POINT_EVERY", 4)
     whole = run_plan(plan)
     assert delivered(whole, plan) == stored_pairs(sorted((tmp_path / "docs").iterdir()))
     for step in whole:
@@ -405,7 +405,7 @@ def test_a_shorter_length_that_makes_more_pieces_than_a_snapshot_tells_is_refuse
 ) -> None:
     sources = over_long_source(tmp_path)
     snapshot = run_plan(make_plan(tmp_path, sources, packing={"lookahead": 8}), limit=1)[0].snapshot
-    monkeypatch.setattr(sample_stream, "PIECES_LIMIT", 60)
+    monkeypatch.setattr(replay_log, "PIECES_LIMIT", 60)
     with pytest.raises(
         ContractError, match=r"at seq_length=8 the samples drawn .* at most 60; resume with a longer one"
     ):

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import packhorse_service.mixing.sample_stream as stream_module
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError
 from packhorse_service.framing import FramedStep
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
+from packhorse_service.mixing import replay_log
 from packhorse_service.mixing.open_blocks import OpenBlock, OpenBlocks
-from packhorse_service.mixing.order import OpenShard, OrderCursor, SourceCursor
-from packhorse_service.mixing.prefetched_run import Demand
-from packhorse_service.mixing.sample_stream import Piece, SampleStream
+from packhorse_service.mixing.order import OpenShard, OrderCursor
+from packhorse_service.mixing.piece import Demand, Piece
+from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
 from packhorse_service.snapshot.codec import decode_snapshot
 from tests.service.corpus import (
@@ -166,7 +166,7 @@ def test_resuming_reads_the_blocks_from_the_oldest_pending_sample_on_and_one_for
     while (step := pipeline.next_step()) is not None:
         whole.append(step)
         draws_at[step.step] = len(drawn_from)
-    history, first = list(drawn_from), OrderCursor([SourceCursor.at_start(s.order) for s in plan.sources], plan.mixing)
+    history, first = list(drawn_from), OrderCursor.at_start((source.order for source in plan.sources), plan.mixing)
     open_shards = sum(min(source.order.open_shards, source.order.shards) for source in plan.sources)
     for step in whole:
         if (step.step + 1) % plan.window.steps:
@@ -242,7 +242,7 @@ def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, by: str
 ) -> None:
     """Wherever a block of it is half drawn, or samples of it were drawn since: a checksum of each tells."""
-    monkeypatch.setattr(stream_module, "REPLAY_POINT_EVERY", 1)
+    monkeypatch.setattr(replay_log, "REPLAY_POINT_EVERY", 1)
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar", "shuffle": False}}
     write_source(tmp_path / "docs", [[30] * 60])
     plan = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})
@@ -250,7 +250,7 @@ def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     write_source(tmp_path / "docs", [[30] * 60], first=2)
     again = make_plan(tmp_path, sources, loading={"workers": 0, "block_bytes": block_bytes})
     assert again.fingerprint == plan.fingerprint
-    first, told = OrderCursor([SourceCursor.at_start(s.order) for s in plan.sources], plan.mixing), Counter[str]()
+    first, told = OrderCursor.at_start((source.order for source in plan.sources), plan.mixing), Counter[str]()
     for step in whole:
         cursor = decode_snapshot(step.snapshot, plan.fingerprint, first).cursor
         half_drawn = any(at.index for source in cursor.order.sources for at in source.open)

@@ -15,7 +15,7 @@ from packhorse.contract.batch_contract import BatchContract, ResolvedContract, T
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ContractError
 from packhorse.rows.row import Row
-from packhorse_service.mixing.sample_stream import Piece
+from packhorse_service.mixing.piece import Piece
 from tests.service.corpus import build_row, make_block
 
 PAD, IGNORE = 7, -100

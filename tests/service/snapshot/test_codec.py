@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from packhorse.errors import ContractError, ProtocolError
 from packhorse_service.loading.block import TokenBlock
-from packhorse_service.mixing.order import Mixing, OrderCursor, SourceCursor, SourceOrderPlan
+from packhorse_service.mixing.order import Mixing, OrderCursor, SourceOrderPlan
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
-from packhorse_service.mixing.replay_log import StreamCursor
-from packhorse_service.mixing.sample_stream import PIECES_LIMIT, SampleStream
+from packhorse_service.mixing.replay_log import PIECES_LIMIT, StreamCursor
+from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
@@ -52,7 +52,7 @@ def plans(count: int = 2, *, shards: int = 9, open_shards: int = 3, epochs: int 
 
 
 def first_order(of: list[SourceOrderPlan]) -> OrderCursor:
-    return OrderCursor([SourceCursor.at_start(plan) for plan in of], Mixing())
+    return OrderCursor.at_start(of, Mixing())
 
 
 def place_with(
