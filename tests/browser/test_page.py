@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from packhorse_service.monitoring.headline import with_headline
-from packhorse_service.monitoring.status import Cause, Event, ReaderState, ServerStatus
+from packhorse_service.monitoring.status import Event, ServerStatus
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.browser.conftest import DEADLINE_MS, Show
 from tests.service.monitoring.answering import Site, answering
 from tests.service.monitoring.statuses import a_reader, a_stall, a_status, a_stream, statuses, with_stream

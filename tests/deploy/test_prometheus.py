@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from packhorse_service.monitoring.status import Cause
+from packhorse_service.protocol.diagnosis import Cause
 from tests.deploy.corpus import write_corpus
 from tests.deploy.tools import DEPLOY, run
 from tests.harness import running_server, write_config

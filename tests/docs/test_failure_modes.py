@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from packhorse.rules import RUNTIME_RULES, Severity
-from packhorse_service.monitoring.status import Cause
+from packhorse_service.protocol.diagnosis import Cause
 from tests.docs.pages import ROOT, rows, text_of
 
 ANYTHING = "…"  # in the page, and here for what is put into a message

@@ -16,7 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from packhorse_service.monitoring.headline import STALLED_BY
-from packhorse_service.monitoring.status import Cause, ReaderState, ServerStatus, Stall, StreamStatus
+from packhorse_service.monitoring.status import ServerStatus, Stall, StreamStatus
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.faults.job import Job
 from tests.faults.test_processes_killed import held_loader
 from tests.harness import DEADLINE_S, wait_until

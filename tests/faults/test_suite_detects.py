@@ -43,15 +43,15 @@ class Fault:
 
 FAULTS = {
     "no replay": Fault(
-        "service/packhorse_service/protocol/stream_session.py",
+        "service/packhorse_service/protocol/hello_handler.py",
         "reader.sent, reader.heard_s, reader.said_bye = hello.position, now, False",
         "reader.heard_s, reader.said_bye = now, False",
         "stall_timeout",
     ),
     "acknowledgement off by one": Fault(
-        "service/packhorse_service/protocol/stream_session.py",
-        "watermark_moved = self.readers.acknowledge(reader, message.position)",
-        "watermark_moved = self.readers.acknowledge(reader, message.position.after(self._num_microbatches))",
+        "service/packhorse_service/protocol/delivery.py",
+        "readers.acknowledge(reader, message.position)",
+        "readers.acknowledge(reader, message.position.after(self.sender.num_microbatches))",
         r"stands at \(",
     ),
     "attempt not checked": Fault(
@@ -62,7 +62,7 @@ FAULTS = {
         r"WELCOME to another attempt|rank 1 \(.*: not connected|stall_timeout",
         zombie_of_an_older_attempt,
     ),
-    "floor ignored": Fault(
+    "low watermark ignored": Fault(
         "service/packhorse_service/protocol/readers.py",
         "self.low_watermark = min(counts)",
         "self.low_watermark = max(counts)",

@@ -25,8 +25,9 @@ from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Frames, Message, decode, encode
 from packhorse_service.framing import FramedStep, frame_step
-from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
-from packhorse_service.protocol.stream_session import Send as ServerSend
+from packhorse_service.protocol.effects import Effect, Make, Restore
+from packhorse_service.protocol.effects import Send as ServerSend
+from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 
 SEQ_LENGTH = 8

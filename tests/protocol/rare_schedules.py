@@ -10,7 +10,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.protocol.checkpoint_state import FeedState
 from packhorse.protocol.client_session import UNANSWERED_LIMIT, State
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.attempt import Phase
 from tests.protocol.simulated_cluster import (
     FINGERPRINT,
     REJOIN_AFTER_S,
@@ -295,6 +295,33 @@ def a_snapshot_is_asked_of_a_reader_that_was_welcomed(seen: Seen) -> None:
     cluster.pass_on(first)
 
 
+def a_stream_fails(seen: Seen) -> None:
+    """Its data cannot be read while it is restored, or served; whoever says something is told, until it leaves."""
+    for begins_at in (0, 1):
+        cluster, server, (first, second) = begin(seen)
+        if begins_at:
+            state = state_at(seen, Position(begins_at, 0))
+            for process in (first, second):
+                cluster.load(process, state)
+        for process in (first, second):
+            cluster.connect(process)
+            cluster.deliver_up(process.connection)
+        if not begins_at:
+            meet(cluster, server)
+        while cluster.deliver_down(first):
+            pass
+        cluster.acknowledge(first)
+        cluster.server_effects(server, server.session.fail("the disk is full", cluster.now))
+        cluster.client_effects(second, second.session.connected())
+        for process in (first, second):
+            cluster.pass_on(process)
+            assert "the disk is full" in str(process.error)
+            cluster.say_bye(process)
+        while any(cluster.deliver_up(connection) for connection in cluster.abandoned):
+            pass
+        assert server.session.failure_heard
+
+
 RARE: list[Callable[[Seen], None]] = [
     an_ordinary_run,
     readers_leave_early,
@@ -306,4 +333,5 @@ RARE: list[Callable[[Seen], None]] = [
     a_reader_is_refused_while_it_is_served,
     a_zombie_is_welcomed_too_late,
     a_snapshot_is_asked_of_a_reader_that_was_welcomed,
+    a_stream_fails,
 ]

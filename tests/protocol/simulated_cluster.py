@@ -36,9 +36,10 @@ from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Ack, Batch, End, Frames, Message, Wait, decode, encode
 from packhorse_service.framing import FramedStep, View, frame_step, view_of
-from packhorse_service.protocol.readers import Phase
-from packhorse_service.protocol.stream_session import Effect, Make, Restore, StreamSession
-from packhorse_service.protocol.stream_session import Send as ServerSend
+from packhorse_service.protocol.attempt import Phase
+from packhorse_service.protocol.effects import Effect, Make, Restore
+from packhorse_service.protocol.effects import Send as ServerSend
+from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 
 __all__ = ["Connection", "Process", "Seen", "Server", "Shape", "SimulatedCluster"]
@@ -293,7 +294,7 @@ class SimulatedCluster:
         message, extra = _opened(connection.up.popleft())
         self.seen.server.add((server.session.phase, type(message)))
         if isinstance(message, Ack):
-            known = server.session.readers.by_peer(connection.peer)
+            known = server.session.attempt.readers.by_peer(connection.peer)
             if known is not None:
                 server.answers.setdefault(message.attempt, set()).add(known.client)
         self.server_effects(server, server.session.receive(connection.peer, message, extra, self.now))
@@ -408,7 +409,7 @@ class SimulatedCluster:
     def _send(self, server: Server, effect: ServerSend) -> None:
         if isinstance(effect.message, (Batch, End)):
             answered = server.answers.get(effect.message.attempt, set())
-            missing = {reader.client for reader in server.session.readers} - answered
+            missing = {reader.client for reader in server.session.attempt.readers} - answered
             assert not missing, "only the server that every reader has answered serves"
         connection = server.connections.get(effect.peer)
         if connection is not None and not connection.broken:

@@ -29,7 +29,7 @@ def test_a_connection_is_one_process_however_many_it_says_it_is() -> None:
     for hello in hellos():
         rendezvous.add(b"one", hello, 0.0)
         assert [pending.hello.client for pending in rendezvous.pending()] == [hello.client]
-    assert len(rendezvous.candidates()) == 2
+    assert len(rendezvous.candidates.by_size()) == 2
 
 
 def test_connections_that_come_and_go_leave_nothing() -> None:
@@ -38,8 +38,8 @@ def test_connections_that_come_and_go_leave_nothing() -> None:
         rendezvous.add(b"%d" % number, hello, 0.0)
         rendezvous.forget(b"%d" % number)
     assert not rendezvous.pending()
-    assert len(rendezvous._first_hello_s) <= PROCESSES_A_READER * 2 + 1
-    assert not rendezvous._client_of
+    assert len(rendezvous._arrivals._first_hello_s) <= PROCESSES_A_READER * 2 + 1
+    assert not rendezvous._arrivals._client_of
 
 
 def test_a_process_that_comes_back_on_another_connection_keeps_its_place() -> None:

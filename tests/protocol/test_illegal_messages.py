@@ -9,8 +9,9 @@ import pytest
 
 from packhorse.contract.position import Position
 from packhorse.wire.messages import ErrorCode, Hello, Message, ServerError
-from packhorse_service.protocol.readers import Phase
-from packhorse_service.protocol.stream_session import TRANSITIONS, Send
+from packhorse_service.protocol.attempt import Phase
+from packhorse_service.protocol.effects import Send
+from packhorse_service.protocol.stream_session import TRANSITIONS
 from tests.client.messages import EXAMPLES, EXTRA
 from tests.protocol.rare_schedules import begin, make, meet, phase_of, run, state_at
 from tests.protocol.simulated_cluster import STEPS, Process, Seen, Server, SimulatedCluster
@@ -31,6 +32,7 @@ def server_in(phase: Phase) -> tuple[Server, list[Process]]:
         Phase.WELCOMING: lambda: come(cluster, readers),
         Phase.RUNNING: lambda: meet(cluster, server),
         Phase.ENDED: lambda: end(cluster, server),
+        Phase.FAILED: lambda: fail(cluster, server),
     }
     ways[phase]()
     assert phase_of(server) is phase
@@ -51,6 +53,11 @@ def end(cluster: SimulatedCluster, server: Server) -> None:
     make(cluster, server)
     for reader in cluster.processes.values():
         cluster.pass_on(reader, take=True)
+
+
+def fail(cluster: SimulatedCluster, server: Server) -> None:
+    meet(cluster, server)
+    cluster.server_effects(server, server.session.fail("the disk is full", cluster.now))
 
 
 @pytest.mark.parametrize(("phase", "name"), ILLEGAL)
@@ -82,7 +89,7 @@ def comparable(value: object) -> object:
     if isinstance(value, dict):
         return {key: comparable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [comparable(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
+        return [comparable(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
     names = [*getattr(value, "__slots__", ()), *getattr(value, "__dict__", {})]
     if callable(value) or not names:
         return value if not callable(value) else None
@@ -104,9 +111,9 @@ def test_a_copy_that_was_changed_does_not_compare_equal(phase: Phase) -> None:
     changed = copy.deepcopy(server.session)
     changed.rendezvous.add(b"?", hello(), 1.0)
     assert comparable(changed) != comparable(server.session)
-    for name in ("attempt_number", "phase_since_s", "heard_s", "_said_s"):
+    for part, name in (("attempt", "number"), ("attempt", "phase_since_s"), ("keep_alive", "_waits_sent_s")):
         changed = copy.deepcopy(server.session)
-        setattr(changed, name, 99)
+        setattr(getattr(changed, part), name, 99)
         assert comparable(changed) != comparable(server.session)
 
 

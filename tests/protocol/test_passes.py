@@ -12,7 +12,7 @@ from packhorse.contract.position import Position
 from packhorse.protocol.client_session import State
 from packhorse.wire.digest import digest_of
 from packhorse.wire.messages import End, Hello, SnapshotRef, Wait, WaitReason, decode
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.attempt import Phase
 from tests.protocol.passes import PASS_STEPS, PassNetwork, undisturbed_pass
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)
@@ -114,7 +114,7 @@ def test_an_end_that_was_lost_with_its_connection_is_sent_again(before: int, not
     network.cut(FIRST, noticed=noticed)
     network.settle()
     assert_all_got(network, 2)
-    assert network.server.session.attempt_number == 1
+    assert network.server.session.attempt.number == 1
 
 
 @pytest.mark.parametrize("ahead", range(3))
@@ -172,10 +172,10 @@ def test_one_new_process_in_an_evaluation_waits_and_is_named() -> None:
     network = PassNetwork()
     meet(network)
     both_taking(network, 3)
-    attempt = network.server.session.attempt
+    attempt = network.server.session.attempt.name
     network.restart_client(SECOND)
     network.settle()
-    assert network.server.session.attempt == attempt
+    assert network.server.session.attempt.name == attempt
     assert not network.clients[SECOND].waiting
     network.tick()
     frames = network.clients[SECOND].to_client[-1]

@@ -10,7 +10,7 @@ from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import State
 from packhorse.wire.messages import WaitReason
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.attempt import Phase
 from tests.protocol.rare_schedules import PATIENCE_S, begin, make, meet, phase_of, run, state_at
 from tests.protocol.simulated_cluster import REJOIN_AFTER_S, STEPS, Process, Seen, Server, SimulatedCluster
 
@@ -116,8 +116,8 @@ def test_a_server_that_another_one_has_outrun_lets_all_meet_again() -> None:
     cluster.pass_on(second)
     assert phase_of(old) is Phase.FORMING
     assert_all_end(cluster)
-    assert old.session.attempt_number == 1, "the same attempt"
-    assert first.session.attempt == old.session.attempt
+    assert old.session.attempt.number == 1, "the same attempt"
+    assert first.session.attempt == old.session.attempt.name
 
 
 def test_a_reader_that_answered_and_went_elsewhere_is_looked_for() -> None:
@@ -228,10 +228,10 @@ def test_a_hello_that_is_said_twice_does_not_have_the_stream_made_twice() -> Non
         cluster.connect(reader)
         cluster.deliver_up(reader.connection)
     assert phase_of(server) is Phase.RESTORING
-    attempt = server.session.attempt
+    attempt = server.session.attempt.name
     cluster.client_effects(second, second.session.connected())
     cluster.deliver_up(second.connection)
-    assert server.session.attempt == attempt
+    assert server.session.attempt.name == attempt
     assert_all_end(cluster)
 
 

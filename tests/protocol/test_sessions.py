@@ -16,8 +16,9 @@ from packhorse.protocol.client_session import State
 from packhorse.protocol.effects import Send as ClientSend
 from packhorse.wire.messages import Ack, Bye, ErrorCode, ServerError, WaitReason, encode
 from packhorse_service.framing import FramedStep, frame_step
-from packhorse_service.protocol.readers import Phase
-from packhorse_service.protocol.stream_session import TRANSITIONS, Send
+from packhorse_service.protocol.attempt import Phase
+from packhorse_service.protocol.effects import Send
+from packhorse_service.protocol.stream_session import TRANSITIONS
 from tests.protocol.network import CONTRACT, LAYOUT, STEPS, Network, Stream, row_of, undisturbed
 
 FIRST, SECOND = Coordinates(0, 0, 0, 0), Coordinates(1, 0, 0, 0)
@@ -114,7 +115,7 @@ def test_a_cut_connection_continues_where_the_loop_stands() -> None:
     network.cut(FIRST, noticed=False)
     network.settle()
     assert_all_got_everything(network)
-    assert network.server.session.attempt_number == 1
+    assert network.server.session.attempt.number == 1
 
 
 @pytest.mark.parametrize("moves", range(0, 60, 3))
@@ -178,10 +179,10 @@ def test_one_new_process_neither_rewinds_nor_stops_the_others_wait() -> None:
     for _ in range(8):
         network.turn(FIRST)
     before = len(network.clients[FIRST].taken)
-    attempt = network.server.session.attempt
+    attempt = network.server.session.attempt.name
     network.restart_client(SECOND)
     network.settle()
-    assert network.server.session.attempt == attempt
+    assert network.server.session.attempt.name == attempt
     assert len(network.clients[FIRST].taken) >= before
     assert not network.clients[SECOND].taken
     network.tick()
@@ -201,7 +202,7 @@ def test_all_processes_anew_begin_the_next_attempt() -> None:
         network.restart_client(at)
     network.settle()
     assert_all_got_everything(network)
-    assert network.server.session.attempt_number == 2
+    assert network.server.session.attempt.number == 2
 
 
 def test_new_processes_win_over_the_hellos_of_dead_ones() -> None:
@@ -308,13 +309,13 @@ def test_a_job_that_another_has_followed_is_told_that_it_is_over_and_stops_nobod
     for _ in range(8):
         network.turn(FIRST, SECOND)
     zombies = {at: network.clients[at].session for at in network.clients}
-    over = network.server.session.attempt
+    over = network.server.session.attempt.name
     for at in list(network.clients):
         network.restart_client(at)
         network.connect(at)
-    while network.server.session.attempt == over or phase_of(network) is not Phase.RUNNING:
+    while network.server.session.attempt.name == over or phase_of(network) is not Phase.RUNNING:
         network.turn()
-    attempt = network.server.session.attempt
+    attempt = network.server.session.attempt.name
     for at, zombie in zombies.items():
         (_, hello) = zombie.connected()
         assert isinstance(hello, ClientSend)
@@ -323,7 +324,7 @@ def test_a_job_that_another_has_followed_is_told_that_it_is_over_and_stops_nobod
         assert isinstance(told.message, ServerError)
         assert told.message.fatal
         assert "is over" in told.message.message
-    assert network.server.session.attempt == attempt
+    assert network.server.session.attempt.name == attempt
     network.settle()
     assert_all_got_everything(network)
 
@@ -345,14 +346,14 @@ def test_an_acknowledgement_of_what_was_not_sent_moves_nothing() -> None:
     network = Network()
     meet(network)
     session = network.server.session
-    reader = session.readers.by_coordinates[FIRST]
-    acked, low_watermark = reader.acked, session.readers.low_watermark
-    beyond = Ack(stream="train", attempt=session.attempt, position=Position(5, 0), loop_idle_s=0.0)
+    reader = session.attempt.readers.by_coordinates[FIRST]
+    acked, low_watermark = reader.acked, session.attempt.readers.low_watermark
+    beyond = Ack(stream="train", attempt=session.attempt.name, position=Position(5, 0), loop_idle_s=0.0)
     (effect,) = session.receive(reader.peer, beyond, (), 0.0)
     assert isinstance(effect, Send)
     assert isinstance(effect.message, ServerError)
     assert effect.message.code is ErrorCode.POSITION
-    assert (reader.acked, session.readers.low_watermark) == (acked, low_watermark)
+    assert (reader.acked, session.attempt.readers.low_watermark) == (acked, low_watermark)
 
 
 def test_an_acknowledgement_on_an_unknown_connection_is_asked_to_say_hello() -> None:
@@ -371,8 +372,8 @@ def test_a_message_without_a_row_in_the_table_leaves_the_phase_unchanged(phase: 
     network = Network()
     meet(network)
     session = network.server.session
-    session.phase = phase
-    reader = session.readers.by_coordinates[FIRST]
+    session.attempt.phase = phase
+    reader = session.attempt.readers.by_coordinates[FIRST]
     for client_effect in network.clients[FIRST].session.connected():
         if hasattr(client_effect, "message") and (phase, type(client_effect.message)) not in TRANSITIONS:
             raise AssertionError("HELLO is accepted in every phase")
@@ -424,7 +425,7 @@ def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
     network = Network()
     meet(network)
     session = network.server.session
-    network.server_effects(session.fail("the shard is broken"))
+    network.server_effects(session.fail("the shard is broken", network.now))
     for at in (FIRST, SECOND):
         assert not session.failure_heard
         while network.deliver_to_client(at):

@@ -15,7 +15,7 @@ from tools.docs.configuration_page import settings, trainer_facts
 from tools.docs.metrics_page import metrics
 from tools.docs.protocol_page import MESSAGE_TABLES
 from tools.docs.rules_page import bridge_rules, contract_rules, declared_settings, model_families, runtime_rules
-from tools.docs.state_tables import client_picture, client_states
+from tools.docs.state_tables import client_picture, client_states, server_picture, server_states
 
 __all__ = ["PICTURES", "filled"]
 
@@ -31,11 +31,13 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "bridge_rules": bridge_rules,
     "declared_settings": declared_settings,
     "client_states": client_states,
+    "server_states": server_states,
     **MESSAGE_TABLES,
 }
 # Modules whose docstring has a picture that is drawn from their table.
 PICTURES: Mapping[Path, Callable[[], str]] = {
     ROOT / "client" / "packhorse" / "protocol" / "client_session.py": client_picture,
+    ROOT / "service" / "packhorse_service" / "protocol" / "stream_session.py": server_picture,
 }
 BLOCK = re.compile(r"(<!-- begin (\w+): [^\n]* -->\n).*?(<!-- end \2 -->\n)", re.DOTALL)
 

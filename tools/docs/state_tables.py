@@ -7,13 +7,16 @@ from enum import Enum
 from inspect import getdoc
 from typing import TypeVar
 
-from packhorse.protocol.client_session import TRANSITIONS, State
+from packhorse.protocol import client_session
+from packhorse.protocol.client_session import State
 from packhorse.protocol.transition_table import Table, Transition
 from packhorse.wire.messages import TAGS
+from packhorse_service.protocol import stream_session
+from packhorse_service.protocol.attempt import Phase
 from tools.docs.markdown import table
 from tools.docs.state_pictures import state_picture
 
-__all__ = ["client_picture", "client_states", "event_name", "transition_picture", "transitions"]
+__all__ = ["client_picture", "client_states", "event_name", "server_picture", "server_states"]
 
 S = TypeVar("S", bound=Enum)
 
@@ -22,12 +25,22 @@ TAG_OF = {kind: tag for tag, kind in TAGS.items()}
 
 def client_states() -> str:
     """Return picture and table of the client's half."""
-    return f"```\n{client_picture()}\n```\n\n{transitions(State, TRANSITIONS)}"
+    return f"```\n{client_picture()}\n```\n\n{transitions(State, client_session.TRANSITIONS)}"
 
 
 def client_picture() -> str:
     """Return the picture of the client's half."""
-    return transition_picture(State, TRANSITIONS)
+    return transition_picture(State, client_session.TRANSITIONS)
+
+
+def server_states() -> str:
+    """Return picture and table of the server's half."""
+    return f"```\n{server_picture()}\n```\n\n{transitions(Phase, stream_session.TRANSITIONS)}"
+
+
+def server_picture() -> str:
+    """Return the picture of the server's half."""
+    return transition_picture(Phase, stream_session.TRANSITIONS)
 
 
 def transition_picture(states: type[S], rows: Table[S]) -> str:
@@ -60,6 +73,6 @@ def _cell(state: S, row: Transition[S] | None) -> str:
     """Return what a row does, as its handler's docstring has it, and the other states that it may lead to."""
     if row is None:
         return ""
-    done = (getdoc(row.handler) or "").splitlines()[0].rstrip(".")
+    done = (getdoc(row.handler) or "").splitlines()[0].rstrip(".").replace("``", "`")
     others = ", ".join(to.name for to in row.to if to is not state)
     return f"{done[0].lower()}{done[1:]}{f' → {others}' if others else ''}"

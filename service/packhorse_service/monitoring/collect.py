@@ -15,11 +15,10 @@ from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.monitoring.pack_preview import NO_PREVIEW, StepPreview, preview_of
-from packhorse_service.monitoring.stalls import Finding, Producing, findings, in_flight, loop_age, stall
+from packhorse_service.monitoring.stalls import stall, why
 from packhorse_service.monitoring.status import (
     HistoryPoint,
     LoaderStatus,
-    ReaderState,
     ReaderStatus,
     ServerStatus,
     SourceStatus,
@@ -28,7 +27,7 @@ from packhorse_service.monitoring.status import (
     StreamStatus,
 )
 from packhorse_service.protocol.derived import derived_values
-from packhorse_service.protocol.readers import Reader
+from packhorse_service.protocol.diagnosis import Diagnosis, Producing, ReaderState, ReaderView, diagnose
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.server.producer import Producer
 
@@ -113,27 +112,27 @@ def _stream_status(watched: _WatchedStream, constant: dict[str, Constants], now:
     progress = producer.progress
     producing = Producing(producer.busy, _block(progress))
     _note_moves(session, past, now)
-    found = findings(session, producing, past.moved_s, now)
-    stalled = _noted_stall(past, stall(session, found), now, passed_s)
-    for at, finding in found.items():
-        if finding.state is ReaderState.WAITING:
+    diagnosis = diagnose(session.view(), now, producing, past.moved_s)
+    stalled = _noted_stall(past, stall(diagnosis) if session.failure is None else None, now, passed_s)
+    for at, found in diagnosis.readers.items():
+        if found.state is ReaderState.WAITING:
             past.waited_s[at] += passed_s
     if session.buffer.steps:
         past.shown = preview_of(session.buffer.steps[max(session.buffer.steps)], past.shown)
-    waiting = sum(finding.state.waits for finding in found.values())
+    waiting = sum(found.state.waits for found in diagnosis.readers.values())
     _remember(session, past, waiting, now, passed_s)
     counters = session.counters
     status = StreamStatus(
         name=session.spec.stream,
-        phase=StreamPhase.FAILED if session.failure is not None else StreamPhase[session.phase.name],
-        phase_s=round(now - session.phase_since_s, 1) if session.phase_since_s else 0.0,
-        attempt=session.attempt_number,
-        step=session.readers.low_watermark.step,
+        phase=StreamPhase[session.phase.name],
+        phase_s=round(now - session.attempt.phase_since_s, 1) if session.attempt.phase_since_s else 0.0,
+        attempt=session.attempt.number,
+        step=session.attempt.readers.low_watermark.step,
         stall=stalled,
         failure=session.failure,
         contract=constant["contract"],
         derived=constant["derived"],
-        readers=tuple(_reader_statuses(session, found, past, now)),
+        readers=tuple(_reader_statuses(diagnosis, past)),
         sources=tuple(_source_statuses(producer, progress)),
         loaders=_loader_status(producer, progress, past),
         packs=past.shown.packs,
@@ -167,7 +166,7 @@ def _block(progress: PipelineProgress | None) -> str:
 
 
 def _note_moves(session: StreamSession, past: _StreamHistory, now: float) -> None:
-    for reader in session.readers:
+    for reader in session.attempt.readers:
         if past.standing.get(reader.at) != reader.acked:
             past.standing[reader.at] = reader.acked
             past.moved_s[reader.at] = now
@@ -188,7 +187,7 @@ def _remember(session: StreamSession, past: _StreamHistory, waiting: int, now: f
     """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
     counters, layout = session.counters, session.spec.layout
     each = session.spec.contract.num_microbatches(layout)
-    low_watermark = session.readers.low_watermark
+    low_watermark = session.attempt.readers.low_watermark
     delivered = (low_watermark.step * each + low_watermark.index) * layout.data
     mean_tokens = counters.tokens / counters.microbatches if counters.microbatches else 0.0
     tokens, slots = counters.tokens - past.made[0], counters.slots - past.made[1]
@@ -203,34 +202,34 @@ def _remember(session: StreamSession, past: _StreamHistory, waiting: int, now: f
     past.delivered, past.made = delivered, (counters.tokens, counters.slots)
 
 
-def _reader_statuses(
-    session: StreamSession, found: dict[Coordinates, Finding], past: _StreamHistory, now: float
-) -> Iterator[ReaderStatus]:
-    """By rank."""
-    each = session.spec.contract.num_microbatches(session.spec.layout)
-    furthest = max((_number(reader.acked, each) for reader in session.readers), default=0)
-    for at in sorted(found, key=session.spec.layout.rank):
-        finding, reader = found[at], session.readers.by_coordinates.get(at)
-        known = _where(session, reader, furthest, each, now) if reader is not None else {}
+def _reader_statuses(diagnosis: Diagnosis, past: _StreamHistory) -> Iterator[ReaderStatus]:
+    """Yield the status of every reader, by rank."""
+    view = diagnosis.view
+    layout = view.spec.layout
+    each = view.spec.contract.num_microbatches(layout)
+    furthest = max((_number(reader.acked, each) for reader in view.readers.values()), default=0)
+    for at in sorted(diagnosis.readers, key=layout.rank):
+        found, reader = diagnosis.readers[at], view.readers.get(at)
+        known = _where(reader, furthest, each, diagnosis.now) if reader is not None else {}
         yield ReaderStatus(
-            rank=session.spec.layout.rank(at),
+            rank=layout.rank(at),
             at=str(at),
-            state=finding.state,
-            cause=finding.cause,
-            why=finding.why,
-            waits_s=round(finding.waits_s, 1),
+            state=found.state,
+            cause=found.cause,
+            why=why(diagnosis, at),
+            waits_s=round(found.since_s, 1),
             waited_s=round(past.waited_s[at], 1),
             **known,
         )
 
 
-def _where(session: StreamSession, reader: Reader, furthest: int, each: int, now: float) -> dict[str, Any]:
+def _where(reader: ReaderView, furthest: int, each: int, now: float) -> dict[str, Any]:
     return {
         "taken": tuple(reader.acked),
         "sent": tuple(reader.sent),
-        "ready": in_flight(session, reader),
+        "ready": reader.in_flight,
         "lag": furthest - _number(reader.acked, each),
-        "loop_age_s": round(loop_age(reader, now), 1),
+        "loop_age_s": round(reader.loop_age_s(now), 1),
         "silence_s": round(now - reader.heard_s, 1),
     }
 

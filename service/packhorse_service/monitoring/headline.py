@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from packhorse_service.monitoring.status import (
-    Cause,
     Headline,
     HistoryPoint,
     Level,
-    ReaderState,
     ReaderStatus,
     ServerStatus,
     Stall,
     StreamPhase,
     StreamStatus,
 )
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from packhorse_service.text.formatting import duration, percent, pluralise, si
 
 __all__ = ["HIGHLIGHTED", "STALLED_BY", "headline", "highlighted_ranks", "tokens_per_s", "with_headline"]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from packhorse_service.monitoring.status import ReaderState, ReaderStatus, ServerStatus, StreamPhase, StreamStatus
+from packhorse_service.monitoring.status import ReaderStatus, ServerStatus, StreamPhase, StreamStatus
+from packhorse_service.protocol.diagnosis import ReaderState
 from packhorse_service.text.formatting import names
 
 __all__ = ["LogEvent", "log_events"]

@@ -14,13 +14,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from packhorse_service.monitoring.status import (
-    Cause,
-    ReaderStatus,
-    ServerStatus,
-    SourceStatus,
-    StreamStatus,
-)
+from packhorse_service.monitoring.status import ReaderStatus, ServerStatus, SourceStatus, StreamStatus
+from packhorse_service.protocol.diagnosis import Cause
 
 __all__ = ["READERS_SHOWN", "registry_of"]
 

@@ -1,195 +1,142 @@
-"""Why a reader waits, and what keeps a stream from going on: one word and a sentence.
-
-Three things tell causes apart. Each reader says every keep-alive interval how long its loop has not asked: silence
-is a process that is stopped or cut off, a growing age is a loop that does something else. The server knows what it
-has sent and what was taken. And the producer knows whether it waits for a block.
-"""
+"""Why a reader waits, and what keeps a stream from going on: one word and a sentence, made from the diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from packhorse.contract.layout import Coordinates
-from packhorse.contract.position import Position
-from packhorse_service.monitoring.status import Cause, ReaderState, Stall
-from packhorse_service.protocol.readers import Phase, Reader
-from packhorse_service.protocol.rejection import rank_name
-from packhorse_service.protocol.stream_session import StreamSession
-from packhorse_service.protocol.wait_messages import describe
-from packhorse_service.text.formatting import names
+from packhorse.wire.messages import WaitReason
+from packhorse_service.monitoring.status import Stall
+from packhorse_service.protocol.diagnosis import (
+    WORTH_NAMING_S,
+    Blocked,
+    Cause,
+    Diagnosis,
+    ReaderDiagnosis,
+    ReaderState,
+    StreamView,
+)
+from packhorse_service.protocol.wait_messages import described_ranks
 
-__all__ = ["SILENT_S", "WORTH_NAMING_S", "Finding", "Producing", "findings", "in_flight", "stall"]
+__all__ = ["stall", "why"]
 
-SILENT_S = 3.0  # three keep-alive intervals
-FRESH_S = 1.5  # what a reader said last still holds: it says it every second
-WORTH_NAMING_S = 2.0  # shorter waits, and shorter absences of a loop, are how training goes
-
-
-@dataclass(frozen=True, slots=True)
-class Producing:
-    """What a stream's producer is at."""
-
-    busy: bool  # with a step
-    block: str = ""  # that it waits for
-
-    @property
-    def cause(self) -> Cause:
-        return Cause.LOADING if self.block else Cause.PACKING
-
-    @property
-    def why(self) -> str:
-        return f"the next step waits for {self.block}" if self.block else "the next step is being packed"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Of one reader at one moment."""
-
-    state: ReaderState
-    cause: Cause | None = None
-    why: str = ""
-    waits_s: float = 0.0
-
-
-def in_flight(session: StreamSession, reader: Reader) -> int:
-    """Micro-batches that were sent and that its loop has not taken."""
-    each = session.spec.contract.num_microbatches(session.spec.layout)
-    return session.buffer.count_between(reader.acked, reader.sent, each)
-
-
-def loop_age(reader: Reader, now: float) -> float:
-    """Seconds since its loop last asked; 0 while it is asking."""
-    return reader.loop_idle_s + now - reader.heard_s if reader.loop_idle_s else 0.0
-
-
-def findings(
-    session: StreamSession, producing: Producing, moved_s: Mapping[Coordinates, float], now: float
-) -> dict[Coordinates, Finding]:
-    """Of every reader of the stream. ``moved_s``: when each was first seen where it stands."""
-    if session.phase in (Phase.RUNNING, Phase.ENDED):
-        view = _Running(session, producing, moved_s, now)
-        return {reader.at: view.find(reader) for reader in session.readers}
-    here = {pending.hello.reader for pending in session.rendezvous.pending()}
-    here |= {reader.at for reader in session.readers if reader.peer}
-    why = _starting(session)
-    forming = Finding(ReaderState.FORMING, Cause.STARTUP, why, now - session.phase_since_s)
-    absent = Finding(ReaderState.ABSENT, Cause.STARTUP, "has not said HELLO")
-    return {at: forming if at in here else absent for at in sorted(session.spec.readers)}
-
-
-def _starting(session: StreamSession) -> str:
-    """What keeps the attempt from running."""
-    if session.phase is Phase.RESTORING:
-        asked = session.asked
-        return "waits for a reader's snapshot" if asked else "the stream is made again where the readers stand"
-    if session.phase is Phase.WELCOMING:
-        silent = _named(session, (reader.at for reader in session.readers if not reader.answered))
-        return f"waits for {silent} to acknowledge that the attempt begins"
-    return describe(session)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """An attempt that runs, looked at ``now``."""
-
-    session: StreamSession
-    producing: Producing
-    moved_s: Mapping[Coordinates, float]
-    now: float
-
-    def find(self, reader: Reader) -> Finding:
-        lost = self._lost(reader)
-        if lost or reader.said_bye:
-            return lost or Finding(ReaderState.LEFT)
-        age = loop_age(reader, self.now)
-        if age > WORTH_NAMING_S:
-            ready = in_flight(self.session, reader)
-            why = f"its training loop last asked {age:.0f} s ago; {ready} micro-batches are ready for it"
-            return Finding(ReaderState.TRAINING, Cause.TRAINER, why)
-        if age:
-            return Finding(ReaderState.RECEIVING)
-        return self._asking(reader)
-
-    def _lost(self, reader: Reader) -> Finding | None:
-        silence = self.now - reader.heard_s
-        if reader.said_bye or self.session.phase is Phase.ENDED:
-            return None
-        if not reader.peer:
-            why = f"its connection is gone, and nothing was heard from it for {silence:.0f} s"
-        elif silence > SILENT_S:
-            why = (
-                f"nothing was heard from it for {silence:.0f} s: its process is stopped or gone, or the network is cut"
-            )
-        else:
-            return None
-        new = any(pending.hello.reader == reader.at for pending in self.session.rendezvous.pending())
-        if new:
-            why += "; a new process for it waits, and can only begin again together with all others"
-        return Finding(ReaderState.LOST, Cause.NETWORK, why, silence)
-
-    def _asking(self, reader: Reader) -> Finding:
-        """Its loop asks at this moment."""
-        ready = in_flight(self.session, reader)
-        still_s = self.now - self.moved_s.get(reader.at, self.now)
-        if ready:
-            if still_s <= WORTH_NAMING_S or self.now - reader.heard_s > FRESH_S:
-                return Finding(ReaderState.RECEIVING)  # or it is silent, as will show
-            why = f"asks, and of {ready} micro-batches that were sent none has arrived for {still_s:.0f} s"
-            return Finding(ReaderState.WAITING, Cause.NETWORK, why, still_s)
-        if reader.starved_since_s is None:
-            return Finding(ReaderState.RECEIVING)  # it has taken all there is
-        waits_s = self.now - reader.starved_since_s
-        if reader.sent.step < self.session.readers.low_watermark.step + self.session.spec.steps_ahead:
-            return Finding(ReaderState.WAITING, self.producing.cause, self.producing.why, waits_s)
-        slow = [at for at in _slowest(self.session) if at != reader.at]
-        why = f"waits for {_named(self.session, slow)} to take step {self.session.readers.low_watermark.step}"
-        return Finding(ReaderState.WAITING, Cause.SLOW_PEER, why, waits_s)
-
-
-def _slowest(session: StreamSession) -> Iterator[Coordinates]:
-    """Whoever stands in the step that keeps the next from being made."""
-    low_watermark: Position = session.readers.low_watermark
-    return (reader.at for reader in session.readers if reader.acked.step == low_watermark.step and not reader.said_bye)
-
-
-def stall(session: StreamSession, found: Mapping[Coordinates, Finding]) -> Stall | None:
-    """What keeps the stream from going on, if somebody has waited for longer than is usual."""
-    if session.failure is not None:
-        return None
-    waiting = {at: finding for at, finding in found.items() if finding.state.waits}
-    long = {at: finding for at, finding in waiting.items() if finding.waits_s > WORTH_NAMING_S}
-    if not long:
-        return None
-    cause, why = _root(session, found, long)
-    return Stall(cause=cause, why=why, waiting=len(waiting))
-
-
-Found = Mapping[Coordinates, Finding]
+Found = Mapping[Coordinates, ReaderDiagnosis]
 ALL_THE_SAME = (Cause.STARTUP, Cause.LOADING, Cause.PACKING)  # whoever waits for it
 
 
-def _root(session: StreamSession, found: Found, waiting: Found) -> tuple[Cause, str]:
-    """What explains others comes first."""
+def why(diagnosis: Diagnosis, at: Coordinates) -> str:
+    """Return the state of a reader as a sentence; nothing where there is nothing to explain."""
+    return SENTENCES[diagnosis.readers[at].state](diagnosis, at)
+
+
+def _absent(_diagnosis: Diagnosis, _at: Coordinates) -> str:
+    return "has not said HELLO"
+
+
+def _nothing(_diagnosis: Diagnosis, _at: Coordinates) -> str:
+    return ""
+
+
+def _forming(diagnosis: Diagnosis, at: Coordinates) -> str:
+    """Return what keeps the attempt from running, for a reader that is here."""
+    blocked = diagnosis.readers[at].blocked
+    return STARTING[blocked.reason](diagnosis.view, blocked) if blocked else "the stream has failed"
+
+
+def _for_readers(view: StreamView, blocked: Blocked) -> str:
+    absent = ", ".join(described_ranks(view, blocked)) if blocked.whom else "the readers to agree"
+    return f"waiting for {absent}"
+
+
+def _for_snapshot(_view: StreamView, blocked: Blocked) -> str:
+    return "waits for a reader's snapshot" if blocked.whom else "the stream is made again where the readers stand"
+
+
+def _for_answers(view: StreamView, blocked: Blocked) -> str:
+    return f"waits for {view.named(blocked.whom)} to acknowledge that the attempt begins"
+
+
+STARTING: dict[WaitReason, Callable[[StreamView, Blocked], str]] = {
+    WaitReason.READERS: _for_readers,
+    WaitReason.SNAPSHOT: _for_snapshot,
+    WaitReason.ANSWERS: _for_answers,
+}
+
+
+def _lost(diagnosis: Diagnosis, at: Coordinates) -> str:
+    """Return how a reader was lost, and whether another process waits for its place."""
+    silence = diagnosis.readers[at].since_s
+    if diagnosis.view.readers[at].peer:
+        text = f"nothing was heard from it for {silence:.0f} s: its process is stopped or gone, or the network is cut"
+    else:
+        text = f"its connection is gone, and nothing was heard from it for {silence:.0f} s"
+    another = "; a new process for it waits, and can only begin again together with all others"
+    return text + another * (at in diagnosis.view.waiting_at)
+
+
+def _training(diagnosis: Diagnosis, at: Coordinates) -> str:
+    reader = diagnosis.view.readers[at]
+    age = reader.loop_age_s(diagnosis.now)
+    return f"its training loop last asked {age:.0f} s ago; {reader.in_flight} micro-batches are ready for it"
+
+
+def _waiting(diagnosis: Diagnosis, at: Coordinates) -> str:
+    """Return what a reader waits for whose loop asks."""
+    found, view = diagnosis.readers[at], diagnosis.view
+    if found.blocked is None:
+        ready = view.readers[at].in_flight
+        return f"asks, and of {ready} micro-batches that were sent none has arrived for {found.since_s:.0f} s"
+    if found.blocked.reason is WaitReason.SLOW_READERS:
+        return f"waits for {view.named(found.blocked.whom)} to take step {view.low_watermark.step}"
+    block = diagnosis.producing.block
+    return f"the next step waits for {block}" if block else "the next step is being packed"
+
+
+SENTENCES: dict[ReaderState, Callable[[Diagnosis, Coordinates], str]] = {
+    ReaderState.ABSENT: _absent,
+    ReaderState.FORMING: _forming,
+    ReaderState.RECEIVING: _nothing,
+    ReaderState.TRAINING: _training,
+    ReaderState.WAITING: _waiting,
+    ReaderState.LOST: _lost,
+    ReaderState.LEFT: _nothing,
+}
+
+
+def stall(diagnosis: Diagnosis) -> Stall | None:
+    """Return what keeps the stream from going on, if somebody has waited for longer than is usual."""
+    waiting = {at: found for at, found in diagnosis.readers.items() if found.state.waits}
+    long = {at: found for at, found in waiting.items() if found.since_s > WORTH_NAMING_S}
+    if not long:
+        return None
+    cause, text = _root(diagnosis, long)
+    return Stall(cause=cause, why=text, waiting=len(waiting))
+
+
+def _root(diagnosis: Diagnosis, waiting: Found) -> tuple[Cause, str]:
+    """Return the cause that explains the others, and the sentence for it."""
     for cause in ALL_THE_SAME:
-        for finding in waiting.values():
-            if finding.cause is cause:
-                return cause, finding.why
-    slow = {at: found[at] for at in _slowest(session)}
+        for at, found in waiting.items():
+            if found.cause is cause:
+                return cause, why(diagnosis, at)
+    slow = {at: diagnosis.readers[at] for at in diagnosis.slowest}
     return (
-        _because_of(session, Cause.NETWORK, waiting)
-        or _because_of(session, Cause.NETWORK, slow)
-        or _because_of(session, Cause.TRAINER, slow)
-        or (Cause.SLOW_PEER, f"{_named(session, slow)} takes longer over a step than the others")
+        _because_of(diagnosis, Cause.NETWORK, waiting)
+        or _because_of(diagnosis, Cause.NETWORK, slow)
+        or _because_of(diagnosis, Cause.TRAINER, slow)
+        or (Cause.SLOW_PEER, _slow(diagnosis, slow))
     )
 
 
-def _because_of(session: StreamSession, cause: Cause, readers: Found) -> tuple[Cause, str] | None:
-    """Those of the readers that do not go on for this cause."""
-    because = {at: finding for at, finding in readers.items() if finding.cause is cause}
-    return (cause, f"{_named(session, because)}: {next(iter(because.values())).why}") if because else None
+def _because_of(diagnosis: Diagnosis, cause: Cause, readers: Found) -> tuple[Cause, str] | None:
+    """Return those of the readers that do not go on for this cause, if there are any."""
+    because = [at for at, found in readers.items() if found.cause is cause]
+    return (cause, f"{diagnosis.view.named(because)}: {why(diagnosis, because[0])}") if because else None
 
 
-def _named(session: StreamSession, readers: Iterable[Coordinates]) -> str:
-    """The first of them for people, and how many more there are."""
-    return names(readers, say=lambda at: rank_name(session.spec.layout, at)) or "nobody"
+def _slow(diagnosis: Diagnosis, slow: Found) -> str:
+    """Return who keeps the others waiting: somebody who has left too early, or who is slow."""
+    left = [at for at, found in slow.items() if found.state is ReaderState.LEFT]
+    if left:
+        return f"{diagnosis.view.named(left)} has left before the end"
+    return f"{diagnosis.view.named(slow)} takes longer over a step than the others"

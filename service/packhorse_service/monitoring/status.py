@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
+
 __all__ = [
-    "Cause",
     "Event",
     "Headline",
     "HistoryPoint",
     "Level",
     "LoaderStatus",
     "PackStatus",
-    "ReaderState",
     "ReaderStatus",
     "ServerStatus",
     "SourceStatus",
@@ -28,19 +28,8 @@ __all__ = [
 ]
 
 
-class Cause(StrEnum):
-    """Why somebody waits."""
-
-    STARTUP = "startup"  # not all readers are here, or the stream is being brought to where they stand
-    LOADING = "loading"  # the next step waits for data to be read
-    PACKING = "packing"  # the next step is being packed and built
-    NETWORK = "network"  # a reader is not connected, not heard, or has not got what was sent
-    SLOW_PEER = "slow_peer"  # the stream waits for other readers
-    TRAINER = "trainer"  # its own training loop is not asking
-
-
 class StreamPhase(StrEnum):
-    """Where a stream's attempt is (``attempt.Phase``), or that there will be no other."""
+    """Where a stream's attempt is (``protocol.attempt.Phase``), or that there will be no other."""
 
     FORMING = "forming"
     RESTORING = "restoring"
@@ -48,28 +37,6 @@ class StreamPhase(StrEnum):
     RUNNING = "running"
     ENDED = "ended"
     FAILED = "failed"
-
-
-class ReaderState(StrEnum):
-    """What one reader is doing."""
-
-    ABSENT = "absent"  # has not come
-    FORMING = "forming"  # is here, and waits for the attempt to begin
-    RECEIVING = "receiving"  # gets what it asks for
-    TRAINING = "training"  # its loop is at work on what it took
-    WAITING = "waiting"  # asks, and has not got its next micro-batch
-    LOST = "lost"  # not connected, or not heard
-    LEFT = "left"  # said BYE
-
-    @property
-    def waits(self) -> bool:
-        """For its next micro-batch, or for the attempt to begin."""
-        return self in (ReaderState.WAITING, ReaderState.FORMING)
-
-    @property
-    def away(self) -> bool:
-        """Nothing is heard from it."""
-        return self in (ReaderState.LOST, ReaderState.ABSENT, ReaderState.LEFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,8 @@ from rich.text import Text
 
 from packhorse.rounding import ceil_div
 from packhorse_service.monitoring.headline import STALLED_BY, with_headline
-from packhorse_service.monitoring.status import (
-    Level,
-    ReaderState,
-    ReaderStatus,
-    ServerStatus,
-    SourceStatus,
-    StreamStatus,
-)
+from packhorse_service.monitoring.status import Level, ReaderStatus, ServerStatus, SourceStatus, StreamStatus
+from packhorse_service.protocol.diagnosis import ReaderState
 from packhorse_service.text.formatting import and_more, duration, human_bytes, percent, pluralise, si
 from packhorse_service.text.sparkline import sparkline
 

@@ -1,17 +1,29 @@
-"""What a session asks of the server: it has no socket and no pipeline of its own."""
+"""Effects that a session asks its server for, and events that the server tells it of: it has no pipeline of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from packhorse.wire.messages import Frames, Message
+from packhorse_service.framing import FramedStep
 
-__all__ = ["Effect", "Make", "Restore", "Send"]
+__all__ = [
+    "ConnectionLost",
+    "Effect",
+    "Made",
+    "Make",
+    "NotRestored",
+    "Restore",
+    "Restored",
+    "Send",
+    "StreamFailed",
+    "Tick",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To one connection, with the message's further frames."""
+    """Put a message on one connection, with its further frames."""
 
     peer: bytes
     message: Message
@@ -20,7 +32,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make this step; the answer is ``made`` with the same generation."""
+    """Make this step; the answer is ``Made``, of the same generation."""
 
     generation: int
     step: int
@@ -28,10 +40,46 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Stand at this snapshot, or at the beginning; the answer is ``restored`` with the same generation."""
+    """Stand at this snapshot, or at the beginning; the answer is ``Restored`` or ``NotRestored``."""
 
     generation: int
     snapshot: bytes | None
 
 
 Effect = Send | Make | Restore
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Answer to ``Make``: a step, or an end (``None``) with the snapshot behind it where another pass follows."""
+
+    generation: int
+    step: FramedStep | None
+    snapshot_after: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Answer to ``Restore``: the stream stands there."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotRestored:
+    """Answer to ``Restore``: the snapshot is not one of this stream, for this reason."""
+
+    generation: int
+    message: str
+
+
+class StreamFailed:
+    """Event: the stream cannot go on."""
+
+
+class Tick:
+    """Event: time has passed."""
+
+
+class ConnectionLost:
+    """Event: a connection is gone."""

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
@@ -15,17 +14,9 @@ from packhorse_service.framing import FramedStep, ViewKey, view_of
 from packhorse_service.protocol.rendezvous import PendingHello
 from packhorse_service.protocol.stream_spec import StreamSpec
 
-__all__ = ["Phase", "Reader", "ReaderTable"]
+__all__ = ["Reader", "ReaderTable"]
 
 log = logging.getLogger("packhorse.attempt")
-
-
-class Phase(Enum):
-    FORMING = auto()  # no attempt yet
-    RESTORING = auto()  # all readers are here; the stream is brought to where they stand
-    WELCOMING = auto()  # WELCOME is sent, not yet acknowledged by all
-    RUNNING = auto()
-    ENDED = auto()  # every reader has taken END
 
 
 @dataclass(slots=True)

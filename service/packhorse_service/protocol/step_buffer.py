@@ -1,4 +1,4 @@
-"""The steps a stream holds: which are made, which may be made next, where the stream or a pass over it ends.
+"""Buffer of steps: which are made, which may be made next, where the stream or a pass over it ends.
 
 Step s is made when step s - ``steps_ahead`` is acknowledged by every reader, so a stream holds at most
 ``steps_ahead`` + 1 steps, and the slowest reader's next micro-batch always exists. An END counts as a step.
@@ -19,31 +19,38 @@ UNKNOWN = -1
 
 @dataclass(slots=True)
 class StepBuffer:
+    """Steps of a stream that are made and not taken by every reader yet, and which may be made next."""
+
     steps_ahead: int
     steps: dict[int, FramedStep] = field(default_factory=dict)
     ends: dict[int, bytes] = field(default_factory=dict)  # where an END stands -> the snapshot behind it
     next_step: int = 0  # the next to be asked for
-    in_progress: bool = False
-    generation: int = 0  # counts resets: what was asked for in an earlier round is not this stream's any more
+    in_progress: bool = False  # whether a step that was asked for is being made
+    restoring: bool = False  # whether the pipeline is on its way to where ``next_step`` says
+    generation: int = 0  # counts resets: what was asked for in an earlier one is not this stream's any more
     final_end: int | None = None  # where the END stands that nothing follows
 
     def holds(self, step: int) -> bool:
-        """Whether the stream can go on from ``step`` without being made again."""
+        """Return whether the stream can go on from ``step`` without being made again."""
         return step in self.steps or step in self.ends or step == self.next_step
 
     def invalidate(self) -> None:
-        """Nobody knows where the pipeline stands: whoever comes next has it restored."""
-        self.reset(UNKNOWN)
+        """Drop all: nobody knows where the pipeline stands, and whoever comes next has it restored."""
+        self._reset(UNKNOWN)
 
-    def reset(self, step: int) -> None:
-        """The stream is made again from ``step`` on."""
+    def restore(self, step: int) -> None:
+        """Drop all: the stream is to be made again from ``step`` on."""
+        self._reset(step)
+        self.restoring = True
+
+    def _reset(self, step: int) -> None:
         self.steps.clear()
         self.ends.clear()
-        self.next_step, self.in_progress, self.final_end = step, False, None
+        self.next_step, self.in_progress, self.restoring, self.final_end = step, False, False, None
         self.generation += 1
 
     def release(self, before: int) -> int:
-        """Every reader has taken the steps before this one; how many of those that are held, ends aside."""
+        """Drop what is before a step, which every reader has taken; return how many steps that were, ends aside."""
         for end in [step for step in self.ends if step < before]:
             del self.ends[end]
         taken = [step for step in self.steps if step < before]
@@ -52,12 +59,12 @@ class StepBuffer:
         return len(taken)
 
     def count_between(self, begin: Position, end: Position, num_microbatches: int) -> int:
-        """What a reader gets from ``begin`` on, before ``end``: a step's micro-batches, an END being one alone."""
+        """Return how much a reader gets from ``begin`` on, before ``end``: micro-batches, an END counting as one."""
         ends = sum(begin.step <= step < end.step for step in self.ends) if self.ends else 0
         return (end.step - begin.step - ends) * num_microbatches + ends + end.index - begin.index
 
     def claim_next(self, lowest: int) -> int | None:
-        """The step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
+        """Return the step to make now, if one may be made: ``lowest`` is the step the slowest reader stands in."""
         if (
             self.next_step == UNKNOWN
             or self.in_progress
@@ -69,7 +76,7 @@ class StepBuffer:
         return self.next_step
 
     def add(self, step: FramedStep | None, snapshot_after: bytes = b"") -> None:
-        """The step asked for; ``None`` where END stands in its place.
+        """Take the step that was asked for; ``None`` where END stands in its place.
 
         ``snapshot_after`` is the snapshot behind END, where another pass follows.
         """

@@ -1,135 +1,155 @@
-"""WAIT: what a stream waits for and whom, told to every reader that something is owed to."""
+"""WAIT and the rest of what is told as time passes: what a stream waits for, and that a silent reader is looked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from packhorse.contract.layout import Coordinates
-from packhorse.wire.messages import Hello, Wait, WaitReason
-from packhorse_service.protocol.readers import Phase
-from packhorse_service.protocol.rejection import rank_name
+from packhorse.wire.messages import ErrorCode, Wait, WaitReason
+from packhorse_service.protocol.attempt import Attempt, Phase
+from packhorse_service.protocol.diagnosis import (
+    Blocked,
+    Diagnosis,
+    PendingView,
+    StreamView,
+    diagnose,
+    view_stream,
+)
+from packhorse_service.protocol.effects import Effect, Send
+from packhorse_service.protocol.hello_handler import HelloHandler
+from packhorse_service.protocol.rejection import Rejections
+from packhorse_service.protocol.rendezvous import Rendezvous
+from packhorse_service.protocol.step_buffer import StepBuffer
 from packhorse_service.text.formatting import names, names_listed
 
-if TYPE_CHECKING:
-    from packhorse_service.protocol.stream_session import StreamSession
+__all__ = ["KeepAlive", "described_ranks", "wait_messages"]
 
-__all__ = ["describe", "obstacles", "rejoining", "waits"]
-
-
-def waits(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
-    """(connection, what it waits for), for each reader that waits."""
-    since, waited = now - session.phase_since_s, session.rendezvous.waited_s(now)
-    asked = _names(session, _asked(session))
-    for peer, whom in _greeting(session):
-        met = session.readers.by_peer(peer) is not None
-        if met and session.phase is Phase.RESTORING:
-            yield peer, _wait(session, WaitReason.SNAPSHOT, asked, since)
-        elif not met or session.phase is not Phase.WELCOMING:  # else it has its WELCOME
-            yield peer, _wait(session, WaitReason.READERS, whom, waited)
-    if session.phase is Phase.WELCOMING:
-        silent = _names(session, (reader.at for reader in session.readers if not reader.answered))
-        for reader in session.readers:
-            if reader.answered and reader.peer:
-                yield reader.peer, _wait(session, WaitReason.ANSWERS, silent, since)
-    if session.phase is Phase.RUNNING:
-        yield from _owed(session, now)
+log = logging.getLogger("packhorse.server")
 
 
-def _greeting(session: StreamSession) -> Iterator[tuple[bytes, list[str]]]:
-    """(connection, the readers it waits for) of each process that has said HELLO; once, by its fullest list."""
-    told = set[bytes]()
-    for known in session.rendezvous.candidates():
-        whom = _names(session, session.rendezvous.absent_from(known)) or session.rendezvous.disagreement()
-        for pending in known.values():
-            if pending.peer not in told:
-                told.add(pending.peer)
-                yield pending.peer, whom
-    for pending in session.rendezvous.replaced():
-        yield pending.peer, _names(session, [pending.hello.reader])
+@dataclass(slots=True)
+class KeepAlive:
+    """What is said as time passes. Methods return the effects to carry out, in order."""
+
+    attempt: Attempt
+    rendezvous: Rendezvous
+    buffer: StepBuffer
+    rejections: Rejections
+    hellos: HelloHandler
+    _waits_sent_s: float = 0.0  # when the last round of WAIT was sent
+    _rejoin_sent_s: float = 0.0
+
+    def view(self) -> StreamView:
+        """Return what is to be seen of the stream now."""
+        return view_stream(self.attempt, self.rendezvous, self.buffer, self.rejections)
+
+    def tick_or_reject(self, now: float) -> list[Effect]:
+        """Reject all that wait, if the first of them would give up about now; else say who waits for whom."""
+        if not self.rendezvous.overdue(now):
+            return self.tick(now)
+        missing, disagreement = obstacles(self.view())
+        return self.hellos.reject_all(self.rejections.violations(missing, disagreement))
+
+    def tick(self, now: float) -> list[Effect]:
+        """Say every keep-alive interval who waits for whom."""
+        if now - self._waits_sent_s < self.attempt.spec.keep_alive_s:
+            return []
+        self._waits_sent_s = now
+        again: list[Effect] = [
+            self.attempt.error(pending.peer, ErrorCode.HELLO, "say HELLO again")
+            for pending in self.rendezvous.restored()
+        ]
+        view = self.view()
+        waits = (Send(peer, wait) for peer, wait in wait_messages(diagnose(view, now)))
+        return [*again, *waits, *self._rejoins(view, now)]
+
+    def _rejoins(self, view: StreamView, now: float) -> list[Effect]:
+        """Where a reader is silent for long, have the others look for it where the endpoint's name points now."""
+        if now - self._rejoin_sent_s < view.spec.rejoin_after_s:
+            return []
+        silent, unheard = silent_readers(view, now)
+        peers = {reader.peer for reader in view.readers.values() if reader.at not in silent} if silent else set()
+        if silent or unheard:
+            peers |= {pending.peer for pending in view.pending}
+        told = sorted(peers - {b""})
+        if not told:
+            return []
+        self._rejoin_sent_s = now
+        text = (
+            f"nothing heard from {', '.join(map(str, sorted(silent | unheard)))} for {view.spec.rejoin_after_s:.0f} s"
+        )
+        log.warning("stream %r: %s; %d readers are to look for the server again", view.spec.stream, text, len(told))
+        return [self.attempt.error(peer, ErrorCode.REJOIN, text) for peer in told]
 
 
-def _asked(session: StreamSession) -> list[Coordinates]:
-    """The reader whose snapshot was asked for."""
-    reader = session.readers.by_peer(session.asked[2]) if session.asked else None
-    return [reader.at] if reader else []
+def wait_messages(diagnosis: Diagnosis) -> Iterator[tuple[bytes, Wait]]:
+    """Yield (connection, WAIT) for each that something is owed to, by the diagnosis of it."""
+    view = diagnosis.view
+    for peer, blocked in diagnosis.pending.items():
+        yield peer, _wait(view, blocked)
+    told = view.phase is Phase.RUNNING
+    for at, reader in view.readers.items():
+        blocked_here = diagnosis.readers[at].blocked
+        answered = view.phase is Phase.WELCOMING and reader.answered
+        if (told or answered) and reader.peer and blocked_here is not None:
+            yield reader.peer, _wait(view, blocked_here)
 
 
-def obstacles(session: StreamSession) -> tuple[list[Coordinates], list[str]]:
-    """What keeps those that wait from forming an attempt: who is missing, who disagrees."""
-    if session.phase is not Phase.RUNNING:
-        return session.rendezvous.missing(), session.rendezvous.disagreement()
-    running = f"while attempt {session.attempt_number} runs: one rank cannot be replaced while the others train on"
-    waiting = sorted({pending.hello.reader for pending in session.rendezvous.pending()})
-    alone = names(waiting, say=lambda at: rank_name(session.spec.layout, at))
-    return [], [f"that of another process for {alone}, {running}"]
+def _wait(view: StreamView, blocked: Blocked) -> Wait:
+    ranks = described_ranks(view, blocked)
+    waited_s = max(blocked.waited_s, 0.0)
+    return Wait(stream=view.spec.stream, reason=blocked.reason, ranks=tuple(ranks), waited_s=waited_s)
 
 
-def _owed(session: StreamSession, now: float) -> Iterator[tuple[bytes, Wait]]:
-    low_watermark = session.readers.low_watermark
-    slow = _names(session, (reader.at for reader in session.readers if reader.acked.step == low_watermark.step))
-    for reader in session.readers:
-        if reader.starved_since_s is None or not reader.peer:
-            continue
-        loading = reader.sent.step < low_watermark.step + session.spec.steps_ahead
-        reason, whom = (WaitReason.LOADING, []) if loading else (WaitReason.SLOW_READERS, slow)
-        yield reader.peer, _wait(session, reason, whom, now - reader.starved_since_s)
+def described_ranks(view: StreamView, blocked: Blocked) -> list[str]:
+    """Return whom a reader waits for, with what is known of each; where nobody is missing, who disagrees.
+
+    Of many the first, and how many more there are.
+    """
+    if not blocked.whom:
+        return list(view.disagreement) if blocked.reason is WaitReason.READERS else []
+    return names_listed(blocked.whom, say=lambda at: _described(view, at, view.waiting_at.get(at)))
 
 
-def _wait(session: StreamSession, reason: WaitReason, ranks: Iterable[str], waited_s: float) -> Wait:
-    return Wait(stream=session.spec.stream, reason=reason, ranks=tuple(ranks), waited_s=max(waited_s, 0.0))
-
-
-def _names(session: StreamSession, readers: Iterable[Coordinates]) -> list[str]:
-    """The first of them by name, and how many more there are."""
-    present = {pending.hello.reader: pending.hello for pending in session.rendezvous.pending()}
-    return names_listed(readers, say=lambda at: _name(session, at, present.get(at)))
-
-
-def _name(session: StreamSession, at: Coordinates, hello: Hello | None) -> str:
-    """A reader for people: its rank, coordinates and what is known of it; ``hello`` of one that waits there."""
-    name = rank_name(session.spec.layout, at)
-    reader = session.readers.by_coordinates.get(at)
+def _described(view: StreamView, at: Coordinates, pending: PendingView | None) -> str:
+    """Return a reader for people: its rank, coordinates and what is known of it, and of one that waits there."""
+    name = view.name(at)
+    reader = view.readers.get(at)
     if reader is None:
-        return f"{name}: stands at {tuple(hello.position)} of another attempt" if hello else name
-    if hello is not None and hello.client != reader.client and not hello.attempt:
+        return f"{name}: stands at {tuple(pending.position)} of another attempt" if pending else name
+    if pending is not None and pending.client != reader.client and not pending.of_attempt:
         return f"{name}: a new process; it can only begin again together with all others"
     if reader.said_bye:
         return f"{name}: has left"
     return f"{name}: its loop last asked {reader.loop_idle_s:.0f} s ago" if reader.peer else f"{name}: not connected"
 
 
-def rejoining(session: StreamSession, now: float) -> tuple[list[Coordinates], list[bytes]]:
-    """Readers that nothing was heard from for long, and the connections of those that shall look for the server again.
-
-    The silent ones may be where the endpoint's name points now.
-    """
-    silent, unheard = set(_silent(session, now)), _unheard(session, now)
-    peers = {reader.peer for reader in session.readers if reader.at not in silent} if silent else set()
-    if silent or unheard:
-        peers |= {pending.peer for pending in session.rendezvous.pending()}
-    return sorted(silent | unheard), sorted(peers - {b""})
+def obstacles(view: StreamView) -> tuple[tuple[Coordinates, ...], tuple[str, ...]]:
+    """Return what keeps those that wait from forming an attempt: who is missing, who disagrees."""
+    if view.phase is not Phase.RUNNING:
+        return view.missing, view.disagreement
+    running = f"while attempt {view.attempt_number} runs: one rank cannot be replaced while the others train on"
+    alone = names(sorted({pending.at for pending in view.pending}), say=view.name)
+    return (), (f"that of another process for {alone}, {running}",)
 
 
-def _silent(session: StreamSession, now: float) -> Iterator[Coordinates]:
-    """Of an attempt. While the stream is made again a reader has nothing to say, as long as it is connected."""
-    if session.phase is not Phase.ENDED:
-        for reader in session.readers:
-            quiet = not reader.said_bye and now - reader.heard_s > session.spec.rejoin_after_s
-            if quiet and (session.phase is not Phase.RESTORING or not reader.peer):
+def silent_readers(view: StreamView, now: float) -> tuple[set[Coordinates], set[Coordinates]]:
+    """Return the readers of the attempt, and those that are waited for, that nothing was heard from for long."""
+    return set(_silent(view, now)), _unheard(view, now)
+
+
+def _silent(view: StreamView, now: float) -> Iterator[Coordinates]:
+    """Yield those of the attempt. While the stream is made again a connected reader has nothing to say."""
+    if view.phase is not Phase.ENDED:
+        for reader in view.readers.values():
+            quiet = not reader.said_bye and now - reader.heard_s > view.spec.rejoin_after_s
+            if quiet and (view.phase is not Phase.RESTORING or not reader.peer):
                 yield reader.at
 
 
-def _unheard(session: StreamSession, now: float) -> set[Coordinates]:
-    """Whom those that have said HELLO wait for, and who was not refused."""
-    met = session.phase in (Phase.RESTORING, Phase.WELCOMING)
-    if met or session.rendezvous.waited_s(now) <= session.spec.rejoin_after_s:
-        return set()
-    return set(session.rendezvous.absent_from(session.rendezvous.candidates()[0])) - session.rejections.rejected
-
-
-def describe(session: StreamSession) -> str:
-    """What a stream is doing, for a log line."""
-    if session.phase is Phase.FORMING:
-        return f"waiting for {', '.join(_names(session, session.rendezvous.missing())) or 'the readers to agree'}"
-    return f"attempt {session.attempt_number}, {session.phase.name.lower()}, step {session.readers.low_watermark.step}"
+def _unheard(view: StreamView, now: float) -> set[Coordinates]:
+    """Return whom those that have said HELLO wait for, and who was not rejected."""
+    met = view.phase in (Phase.RESTORING, Phase.WELCOMING)
+    return set() if met or view.waited_s(now) <= view.spec.rejoin_after_s else set(view.sought)

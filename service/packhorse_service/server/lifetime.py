@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from packhorse.errors import PackhorseError
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.attempt import Phase
 from packhorse_service.server.served_stream import ServedStream, with_text
 
 __all__ = ["END_GRACE_S", "Ending", "Lifetime"]
@@ -57,7 +57,7 @@ class Lifetime:
     def _last_needed_s(self) -> float:
         """Time of the first stream's end; of the last message to another, whose reader may evaluate behind it."""
         heard = [stream.session.heard_s for stream in self._further]
-        return max([self._first.session.phase_since_s, *heard])
+        return max([self._first.session.attempt.phase_since_s, *heard])
 
     def _fail(self, error: PackhorseError, now: float) -> None:
         if not self._failed_s:
@@ -65,7 +65,7 @@ class Lifetime:
             for stream in self._further:
                 if stream.error is None:
                     text = f"stream {self._first.name!r} has failed, and the server ends: {error}"
-                    stream.fail(with_text(error, text))
+                    stream.fail(with_text(error, text), now)
         heard = all(stream.session.failure_heard for stream in (self._first, *self._further))
         if heard or now - self._failed_s > FAILURE_GRACE_S:
             raise error

@@ -12,33 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from packhorse.errors import ContractError, PackhorseError, ProtocolError
-from packhorse_service.framing import FramedStep
 from packhorse_service.loading.engine import Engine
 from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.pipeline.run import Pipeline, StreamPlan
-from packhorse_service.protocol.effects import Make, Restore
+from packhorse_service.protocol.effects import Made, Make, NotRestored, Restore, Restored
 
-__all__ = ["Failed", "Made", "NotRestored", "PipelineFailed", "Producer", "Restored", "Result"]
+__all__ = ["Failed", "PipelineFailed", "Producer", "Result"]
 
 log = logging.getLogger("packhorse.producer")
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    generation: int
-    step: FramedStep | None
-    snapshot_after: bytes = b""  # of the end of a pass
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotRestored:
-    generation: int
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

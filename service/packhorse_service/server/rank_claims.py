@@ -38,7 +38,7 @@ class RankClaims:
         violation = self._clients.claim_violation(inbound.key, session.spec.layout.rank(hello.reader))
         if violation is None:
             return []
-        named = session.rejections.reject(hello, [violation])
+        named = session.hellos.rejections.reject(hello, [violation])
         if named[0] not in self._logged:
             self._logged.add(named[0])
             log.warning("%s%s", stream.label, named[0])

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from packhorse.errors import ConfigError, ContractError, PackhorseError, ProtocolError, SourceError, TransportError
 from packhorse.wire.messages import encode
 from packhorse_service.mixing.source_counts import describe_counts
-from packhorse_service.protocol.effects import Effect, Make, Restore, Send
+from packhorse_service.protocol.effects import Effect, Made, Make, NotRestored, Restore, Restored, Send
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec
-from packhorse_service.server.producer import Failed, Made, NotRestored, Producer, Restored, Result
+from packhorse_service.server.producer import Failed, Producer, Result
 
 __all__ = ["SendFrames", "ServedStream", "with_text"]
 
@@ -70,12 +70,12 @@ class ServedStream:
                 self.carry_out(self.session.not_restored(generation, message, now))
             case Failed(error):
                 log.error("%s%s", self.label, error)
-                self.fail(error)
+                self.fail(error, now)
 
-    def fail(self, error: PackhorseError) -> None:
+    def fail(self, error: PackhorseError, now: float) -> None:
         """End the stream; its readers are told the error's text."""
         self._error = error
-        self.carry_out(self.session.fail(str(error)))
+        self.carry_out(self.session.fail(str(error), now))
 
     def stop(self) -> None:
         """Have the producer end behind what it is doing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pydantic import ByteSize
@@ -106,5 +106,5 @@ def and_more(count: int, things: str = "") -> str:
 
 def _first(items: Iterable[T], limit: int, say: Callable[[T], str]) -> tuple[list[str], int]:
     """Return the first items in words, and the number of the others, for which no words are made."""
-    every = list(items)
+    every = items if isinstance(items, Sequence) else list(items)
     return list(map(say, every[:limit])), max(0, len(every) - limit)

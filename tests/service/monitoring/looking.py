@@ -9,10 +9,10 @@ from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.monitoring.collect import StatusCollector
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.pipeline.run import plan_stream
-from packhorse_service.protocol.effects import Make
+from packhorse_service.protocol.effects import Made, Make
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
-from packhorse_service.server.producer import Made, Producer
+from packhorse_service.server.producer import Producer
 from tests.harness import wait_until
 from tests.service.corpus import inline_engine, random_lengths, write_source
 

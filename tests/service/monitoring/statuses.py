@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.status import (
-    Cause,
     Event,
     HistoryPoint,
     LoaderStatus,
     PackStatus,
-    ReaderState,
     ReaderStatus,
     ServerStatus,
     SourceStatus,
@@ -27,6 +25,7 @@ from packhorse_service.monitoring.status import (
     StreamPhase,
     StreamStatus,
 )
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 
 __all__ = ["a_reader", "a_stall", "a_status", "a_stream", "statuses", "with_stream"]
 

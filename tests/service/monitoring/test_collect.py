@@ -13,15 +13,8 @@ import pytest
 
 from packhorse_service.monitoring.log_events import LogEvent, log_events
 from packhorse_service.monitoring.prometheus import READERS_SHOWN, registry_of
-from packhorse_service.monitoring.status import (
-    Cause,
-    ReaderState,
-    ReaderStatus,
-    ServerStatus,
-    Stall,
-    StreamPhase,
-    StreamStatus,
-)
+from packhorse_service.monitoring.status import ReaderStatus, ServerStatus, Stall, StreamPhase, StreamStatus
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.service.monitoring.looking import Looking, looked_at
 
 

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 
 from packhorse_service.monitoring.headline import HIGHLIGHTED, headline, highlighted_ranks, tokens_per_s, with_headline
-from packhorse_service.monitoring.status import (
-    Cause,
-    HistoryPoint,
-    Level,
-    ReaderState,
-    ServerStatus,
-    Stall,
-    StreamPhase,
-    StreamStatus,
-)
+from packhorse_service.monitoring.status import HistoryPoint, Level, ServerStatus, Stall, StreamPhase, StreamStatus
+from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.service.monitoring.statuses import a_reader, a_stall, a_stream, statuses
 
 FORMING, FAILED = StreamPhase.FORMING, StreamPhase.FAILED

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from packhorse.contract.layout import Coordinates
 from packhorse.wire.messages import encode
-from packhorse_service.monitoring.stalls import Finding, Producing, findings, stall
-from packhorse_service.monitoring.status import Cause, ReaderState, Stall
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.monitoring.stalls import stall, why
+from packhorse_service.monitoring.status import Stall
+from packhorse_service.protocol.attempt import Phase
+from packhorse_service.protocol.diagnosis import Cause, Diagnosis, Producing, ReaderState, diagnose
 from packhorse_service.protocol.stream_session import StreamSession
 from tests.protocol.network import Network
 
@@ -17,13 +19,26 @@ IDLE = Producing(busy=False)
 STALLED_S = 8.0
 
 
-def look(network: Network, producing: Producing = IDLE, *, still_s: float = 0.0) -> dict[Coordinates, Finding]:
+class Finding(NamedTuple):
+    """What the status page says of one reader."""
+
+    state: ReaderState
+    cause: Cause | None
+    why: str
+
+
+def diagnosis_of(network: Network, producing: Producing = IDLE, *, still_s: float = 0.0) -> Diagnosis:
     now = network.now
-    return findings(network.server.session, producing, dict.fromkeys(network.clients, now - still_s), now)
+    return diagnose(network.server.session.view(), now, producing, dict.fromkeys(network.clients, now - still_s))
+
+
+def look(network: Network, producing: Producing = IDLE, *, still_s: float = 0.0) -> dict[Coordinates, Finding]:
+    diagnosis = diagnosis_of(network, producing, still_s=still_s)
+    return {at: Finding(found.state, found.cause, why(diagnosis, at)) for at, found in diagnosis.readers.items()}
 
 
 def stall_of(network: Network, producing: Producing = IDLE) -> Stall | None:
-    return stall(network.server.session, look(network, producing))
+    return stall(diagnosis_of(network, producing))
 
 
 def running() -> Network:

@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from packhorse_service.commands import app
-from packhorse_service.monitoring.status import Cause, StreamPhase
+from packhorse_service.monitoring.status import StreamPhase
+from packhorse_service.protocol.diagnosis import Cause
 from tests.service.monitoring.answering import Site, answering
 from tests.service.monitoring.statuses import a_stall, a_status, with_stream
 

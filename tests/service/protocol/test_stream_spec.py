@@ -14,7 +14,7 @@ from packhorse.protocol.effects import Send
 from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rules import Violation
 from packhorse.wire.messages import Hello, Reject, Welcome, decode, encode
-from packhorse_service.protocol.stream_session import Send as ServerSend
+from packhorse_service.protocol.effects import Send as ServerSend
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, disagreements, readers_of
 

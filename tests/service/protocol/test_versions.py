@@ -16,7 +16,8 @@ from packhorse.schema import HEADER_LIMIT_BYTES
 from packhorse.wire.facts import UnknownFact
 from packhorse.wire.hello import PROTOCOL_VERSION, ForeignHello, Hello
 from packhorse.wire.messages import Message, Reject, Welcome, decode, encode
-from packhorse_service.protocol.stream_session import Send, StreamSession
+from packhorse_service.protocol.effects import Send
+from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import disagreements
 from tests.service.protocol.test_stream_spec import client, hello_of, stream_spec
 
@@ -64,7 +65,7 @@ def test_a_reader_whose_form_is_not_known_is_told_what_was_found() -> None:
 def test_it_is_told_so_even_where_the_stream_has_failed() -> None:
     """Any other message it may not understand."""
     server = StreamSession(stream_spec())
-    server.fail("the disk is full")
+    server.fail("the disk is full", 0.0)
     assert told(server, NEWER).rule == "PROTOCOL"
 
 

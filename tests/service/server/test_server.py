@@ -12,7 +12,7 @@ import pytest
 from packhorse import ContractError, Feed, PackhorseError, SourceError
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.pipeline.all_streams import plan_streams
-from packhorse_service.protocol.readers import Phase
+from packhorse_service.protocol.attempt import Phase
 from packhorse_service.server.lifetime import END_GRACE_S, Ending
 from packhorse_service.server.producer import PipelineFailed
 from packhorse_service.server.served_stream import with_text
@@ -59,7 +59,7 @@ def test_an_evaluation_behind_the_end_of_training_keeps_the_server_until_it_is_h
             wait_until(lambda since=since: validation.heard_s >= since, "a keep-alive of the evaluation")  # type: ignore[misc]
         assert serving.is_alive()
         assert begun + len(list(evaluation)) == trained, "the data is the same"
-        wait_until(lambda: validation.readers.low_watermark == evaluation.position, "its last acknowledgement")
+        wait_until(lambda: validation.attempt.readers.low_watermark == evaluation.position, "its last acknowledgement")
         evaluation.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
         clock.added_s += 1.1 * END_GRACE_S
         serving.join(DEADLINE_S)
