@@ -33,7 +33,7 @@ PROTOCOL_VERSION = 2
 
 
 class SnapshotRef(NamedTuple):
-    """A snapshot somebody holds: the stream as it was before ``step``."""
+    """Reference to a snapshot that somebody holds: the stream as it was before ``step``."""
 
     step: int
     digest: bytes
@@ -80,7 +80,7 @@ class Hello:
 
     @property
     def has_handed_out(self) -> bool:
-        """Position and start differ: its loop has taken something since this process began."""
+        """True once its loop has taken something since this process began."""
         return self.position != self.start
 
 
@@ -104,7 +104,7 @@ class ForeignHello:
 
 
 class OtherVersion(ProtocolError):
-    """A HELLO of another version; ``hello`` is what can be read of it."""
+    """Raised for a HELLO of another version of the protocol; ``hello`` is what can be read of it."""
 
     def __init__(self, hello: ForeignHello) -> None:
         self.hello = hello

@@ -152,6 +152,7 @@ class Batch(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def position(self) -> Position:
+        """Position of the micro-batch in its stream."""
         return Position(self.body.step, self.body.index)
 
 
@@ -171,6 +172,8 @@ class Ack(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WaitReason(StrEnum):
+    """Reason for which a reader has to wait."""
+
     READERS = "readers"  # not every declared reader has said HELLO
     ANSWERS = "answers"  # not every reader has acknowledged its WELCOME
     SNAPSHOT = "snapshot"  # a reader was asked for its snapshot, or the stream is made again from it
@@ -205,6 +208,8 @@ class End:
 
 
 class ErrorCode(StrEnum):
+    """Kind of an error, which tells a client what to do about it."""
+
     HELLO = "hello"  # say HELLO first
     REJOIN = "rejoin"  # close, resolve the name again, say HELLO
     FAILED = "failed"  # the server cannot go on, and the message says why
@@ -261,10 +266,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frames: Frames) -> tuple[Message, Frames]:
-    """A message and its further frames. Raises ``ProtocolError``."""
+    """Return a message and its further frames.
+
+    Raise ``ProtocolError`` where they are no legal message, ``OtherVersion`` where they are a HELLO of another version.
+    """
     if not frames:
         raise ProtocolError("a message without frames")
-    message = _message(frames[0])
+    message = _decode_header(frames[0])
     extra = frames[1:]
     allowed = EXTRA_FRAMES.get(type(message), (0,))
     if len(extra) not in allowed:
@@ -273,7 +281,7 @@ def decode(frames: Frames) -> tuple[Message, Frames]:
     return message, extra
 
 
-def _message(frame: bytes | bytearray | memoryview) -> Message:
+def _decode_header(frame: bytes | bytearray | memoryview) -> Message:
     if len(frame) <= HEADER_LIMIT_BYTES:
         header = bytes(frame)
         for opening, read in FREQUENT.items():
