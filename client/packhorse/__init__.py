@@ -4,8 +4,8 @@
     for step in feed.steps():
         for micro_batch in step: ...
 
-Read ``microbatch`` for what arrives, ``contract`` and ``rules`` for what is proved at the handshake,
-``session`` for the protocol, ``feed`` for the iterator and ``connection`` for its thread and socket.
+Read ``codec.microbatch`` for what arrives, ``contract`` and ``rules`` for what is proved at the handshake,
+``protocol`` for the states of a reader, ``feed`` for the iterator and ``transport`` for its thread and socket.
 """
 
 from packhorse.codec.microbatch import MicroBatch

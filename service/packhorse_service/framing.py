@@ -21,14 +21,14 @@ from packhorse.contract.partition import Partition
 from packhorse.rows.row import Row
 from packhorse.wire.messages import BatchBody
 
-__all__ = ["FramedStep", "StepTotals", "View", "ViewKey", "frame_step", "view_of"]
+__all__ = ["FramedStep", "StepTotals", "View", "ViewKey", "frame_step", "view_key"]
 
 
 class ViewKey(NamedTuple):
     """Key that tells one view of a row from another."""
 
     data: int  # data-parallel coordinate
-    cut: int = 0  # context-parallel slice; 0 where rows are whole
+    context_rank: int = 0  # whose slice of the row; 0 where rows are whole
     needs: frozenset[str] = EVERYTHING  # of the fields that travel
 
 
@@ -56,25 +56,25 @@ class FramedStep:
 
     step: int
     snapshot: bytes
-    frame: Callable[[ViewKey], tuple[View, ...]] = field(compare=False, repr=False)
+    frame: Callable[[ViewKey], tuple[View, ...]] = field(compare=False, repr=False)  # makes the views of a key
     views: dict[ViewKey, tuple[View, ...]] = field(default_factory=dict)  # [num_microbatches] each
     # (data-parallel rank, index) -> the samples of that row, for people
     provenance: Callable[[int, int], str] = field(default=lambda rank, index: "", compare=False, repr=False)
     totals: StepTotals = StepTotals()
     rows: Sequence[Sequence[Row]] = field(default=(), compare=False, repr=False)  # [rank][index], for people
 
-    def of(self, key: ViewKey) -> tuple[View, ...]:
+    def views_of(self, key: ViewKey) -> tuple[View, ...]:
         """Return a view of each micro-batch of the key's data-parallel rank, made when first asked for."""
         if key not in self.views:
             self.views[key] = self.frame(key)
         return self.views[key]
 
 
-def view_of(reader: Coordinates, contract: ResolvedContract, layout: ParallelLayout, *, mtp: bool = False) -> ViewKey:
+def view_key(reader: Coordinates, contract: ResolvedContract, layout: ParallelLayout, *, mtp: bool = False) -> ViewKey:
     """Return which view a reader gets; ``mtp`` where its stage holds multi-token-prediction layers."""
     uses = needed(stage_of(layout, reader.pipeline), packed=contract.packed, mtp=mtp)
-    cut = 0 if contract.partition is Partition.WHOLE else reader.context
-    return ViewKey(reader.data, cut, uses & EVERYTHING)
+    context_rank = 0 if contract.partition is Partition.WHOLE else reader.context
+    return ViewKey(reader.data, context_rank, uses & EVERYTHING)
 
 
 def frame_step(
@@ -102,10 +102,10 @@ def frame_step(
     facts = [[(row, row.digest(step, index), next(longest)) for index, row in enumerate(of_rank)] for of_rank in rows]
 
     def frame(key: ViewKey) -> tuple[View, ...]:
-        return tuple([one(key, index, *of_row) for index, of_row in enumerate(facts[key.data])])
+        return tuple([frame_row(key, index, *of_row) for index, of_row in enumerate(facts[key.data])])
 
-    def one(key: ViewKey, index: int, row: Row, digest: bytes, longest: int) -> View:
-        view = view_arrays(row, contract, layout, key.cut, key.needs, with_keys=with_keys)
+    def frame_row(key: ViewKey, index: int, row: Row, digest: bytes, longest: int) -> View:
+        view = view_arrays(row, contract, layout, key.context_rank, key.needs, with_keys=with_keys)
         body = BatchBody(
             step=step,
             index=index,
@@ -124,14 +124,14 @@ def frame_step(
 
     framed = FramedStep(step, snapshot, frame, totals=totals, rows=rows)
     for key in _keys(contract, layout):
-        framed.of(key)
+        framed.views_of(key)
     return framed
 
 
 def _keys(contract: ResolvedContract, layout: ParallelLayout) -> set[ViewKey]:
     """Return the keys of all views that the coordinates of a layout get."""
     return {
-        view_of(Coordinates(data, context, 0, stage), contract, layout)
+        view_key(Coordinates(data, context, 0, stage), contract, layout)
         for data in range(layout.data)
         for context in range(layout.context)
         for stage in range(layout.pipeline)

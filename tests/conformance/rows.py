@@ -13,7 +13,7 @@ from packhorse.contract.batch_contract import ResolvedContract, resolve
 from packhorse.rows.payload import AnyArray, join_arrays
 from packhorse.rows.row import Row
 from packhorse.wire.messages import BatchBody
-from packhorse_service.framing import frame_step, view_of
+from packhorse_service.framing import frame_step, view_key
 from packhorse_service.loading.token_block import build_block
 from packhorse_service.mixing.piece import Piece
 from packhorse_service.sources.formats import TokenArrays
@@ -60,7 +60,7 @@ def deliver_row(row: Row, contract: ResolvedContract, layout: ParallelLayout, ra
     """A row as ``rank`` of the layout receives it."""
     framed = frame_step(0, [[row]] * layout.data, b"", contract, layout, with_keys=False)
     at = layout.coordinates(rank)
-    view = framed.of(view_of(at, contract, layout))[0]
+    view = framed.views_of(view_key(at, contract, layout))[0]
     return Rebuilder(contract, layout, at.context).rebuild(view.body, memoryview(view.payload))
 
 

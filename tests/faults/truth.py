@@ -13,7 +13,7 @@ import yaml
 from packhorse import ParallelLayout, Position
 from packhorse.codec.rebuild import Rebuilder
 from packhorse_service.config.serve_config import load_config
-from packhorse_service.framing import view_of
+from packhorse_service.framing import view_key
 from packhorse_service.pipeline.run import Pipeline, plan_stream
 from packhorse_service.row_digests import local_digest
 from tests.service.corpus import Pair, damage, inline_engine, random_lengths, read_shards, write_source
@@ -95,7 +95,7 @@ def _undisturbed(config: Path) -> dict[int, dict[Position, str]]:
     while (step := pipeline.next_step()) is not None:
         for rank, of_rank in digests.items():
             at = plan.layout.coordinates(rank)
-            for view in step.of(view_of(at, plan.contract, plan.layout)):
+            for view in step.views_of(view_key(at, plan.contract, plan.layout)):
                 payload = memoryview(view.payload)
                 micro_batch = Rebuilder(plan.contract, plan.layout, at.context).rebuild(view.body, payload)
                 of_rank[micro_batch.position] = local_digest(micro_batch).hex()

@@ -35,7 +35,7 @@ from packhorse.protocol.effects import Effect as ClientEffect
 from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Ack, Batch, End, Frames, Message, Wait, decode, encode
-from packhorse_service.framing import FramedStep, View, frame_step, view_of
+from packhorse_service.framing import FramedStep, View, frame_step, view_key
 from packhorse_service.protocol.attempt import Phase
 from packhorse_service.protocol.effects import Effect, Make, Restore
 from packhorse_service.protocol.effects import Send as ServerSend
@@ -86,7 +86,7 @@ class Shape:
 
     def view(self, at: Coordinates, position: Position) -> View:
         """What an undisturbed run hands to this reader here."""
-        return self.framed(position.step).of(view_of(at, self.contract, self.layout))[position.index]
+        return self.framed(position.step).views_of(view_key(at, self.contract, self.layout))[position.index]
 
 
 def _row(step: int, rank: int, index: int) -> Row:

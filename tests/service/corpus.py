@@ -254,7 +254,7 @@ def microbatches(step: FramedStep, plan: StreamPlan) -> list[MicroBatch]:
     return [
         Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
         for rank in range(plan.layout.data)
-        for view in step.of(ViewKey(rank, 0))
+        for view in step.views_of(ViewKey(rank, 0))
     ]
 
 

@@ -15,7 +15,7 @@ from packhorse.contract.partition import Partition
 from packhorse.rows.context_parallel import local_slots
 from packhorse.rows.payload import split_arrays
 from packhorse.rows.row import Row
-from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_of
+from packhorse_service.framing import FramedStep, ViewKey, frame_step, view_key
 from packhorse_service.mixing.piece import Piece
 from tests.service.corpus import build_row, consecutive, make_block
 
@@ -85,10 +85,10 @@ def test_readers_of_one_coordinate_share_one_view(partition: Partition) -> None:
     step, _, contract = framed(partition)
     readers = [LAYOUT.coordinates(rank) for rank in range(LAYOUT.world_size)]
     for at in readers:
-        key = view_of(at, contract, LAYOUT)
+        key = view_key(at, contract, LAYOUT)
         assert key in step.views
-        assert (key.data, key.cut) == (at.data, 0 if partition is Partition.WHOLE else at.context)
-    assert {view_of(at, contract, LAYOUT) for at in readers} == set(step.views)
+        assert (key.data, key.context_rank) == (at.data, 0 if partition is Partition.WHOLE else at.context)
+    assert {view_key(at, contract, LAYOUT) for at in readers} == set(step.views)
 
 
 @pytest.mark.parametrize("partition", Partition)
@@ -133,7 +133,7 @@ def test_a_row_digest_is_that_of_the_design() -> None:
         np.array([0, 4, 32], "<i4").tobytes(),
         np.array([5, 1], "<i8").tobytes(),
     ]
-    assert step.of(ViewKey(0, 1))[1].body.row_digest == hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+    assert step.views_of(ViewKey(0, 1))[1].body.row_digest == hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def test_a_digest_is_the_same_in_every_view_of_a_row() -> None:
@@ -148,7 +148,7 @@ def test_a_digest_is_the_same_in_every_view_of_a_row() -> None:
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1000, "<u2"), (65_536, "<u2"), (65_537, "<u4")])
 def test_ids_are_as_narrow_as_the_vocabulary_allows(vocab_size: int, dtype: str) -> None:
     step, _, _ = framed(Partition.WHOLE, vocab_size=vocab_size)
-    assert {array.name: array.dtype for array in step.of(ViewKey(0, 0))[0].body.arrays}["tokens"] == dtype
+    assert {array.name: array.dtype for array in step.views_of(ViewKey(0, 0))[0].body.arrays}["tokens"] == dtype
 
 
 def test_keys_travel_on_request_and_never_with_a_filler() -> None:
@@ -159,7 +159,7 @@ def test_keys_travel_on_request_and_never_with_a_filler() -> None:
             batch = Rebuilder(contract, LAYOUT, 0).rebuild(view.body, memoryview(view.payload))
             assert batch.keys == rows[rank][index].keys
             assert batch.keys or batch.filler
-            plain = without.of(ViewKey(rank, 0))[index]
+            plain = without.views_of(ViewKey(rank, 0))[index]
             assert "keys" not in split_arrays(plain.body.arrays, memoryview(plain.payload))
 
 
@@ -187,9 +187,9 @@ def test_a_pipeline_stage_gets_the_fields_it_uses_and_all_get_the_metadata(
     rows = make_rows(contract, filler=False)
     step = frame_step(5, rows, b"", contract, layout, with_keys=False)
     at = Coordinates(1, 1, 0, stage)
-    (view, _) = step.of(view_of(at, contract, layout, mtp=mtp))
-    (full, _) = frame_step(5, rows, b"", contract, whole, with_keys=False).of(
-        view_of(Coordinates(1, 1, 0, 0), contract, whole)
+    (view, _) = step.views_of(view_key(at, contract, layout, mtp=mtp))
+    (full, _) = frame_step(5, rows, b"", contract, whole, with_keys=False).views_of(
+        view_key(Coordinates(1, 1, 0, 0), contract, whole)
     )
     staged = Rebuilder(contract, layout, 1).rebuild(view.body, memoryview(view.payload))
     everything = Rebuilder(contract, whole, 1).rebuild(full.body, memoryview(full.payload))

@@ -20,7 +20,7 @@ import pytest
 
 from packhorse.contract.layout import Coordinates
 from packhorse.errors import PackhorseError
-from packhorse_service.framing import FramedStep, view_of
+from packhorse_service.framing import FramedStep, view_key
 from packhorse_service.pipeline.run import StreamPlan
 from tests.service.corpus import make_plan, random_lengths, run_plan, write_source
 from tests.service.shards_on_disk import write_tar
@@ -139,7 +139,7 @@ def parts_of(step: FramedStep, plan: StreamPlan) -> Iterator[bytes]:
     yield step.snapshot
     layout = plan.layout
     for data, context, stage in np.ndindex(layout.data, layout.context, layout.pipeline):
-        for view in step.of(view_of(Coordinates(data, context, 0, stage), plan.contract, layout)):
+        for view in step.views_of(view_key(Coordinates(data, context, 0, stage), plan.contract, layout)):
             body = view.body
             counts = (body.num_tokens, body.num_loss_tokens, body.local_loss_tokens, body.step_tokens)
             place = (body.step, body.index, body.step_loss_tokens, body.max_seqlen, body.slots, body.filler)

@@ -13,7 +13,7 @@ from packhorse.contract.partition import Partition
 from packhorse.contract.position import Position
 from packhorse.rows.row import Row
 from packhorse.wire.messages import Batch, encode
-from packhorse_service.framing import FramedStep, View, frame_step, view_of
+from packhorse_service.framing import FramedStep, View, frame_step, view_key
 from packhorse_service.mixing.piece import Piece
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
@@ -59,7 +59,7 @@ def bytes_of(views: tuple[View, ...]) -> int:
 @pytest.mark.parametrize(("vocab_size", "most"), [(65_536, 2.3), (65_537, 4.3), (151_936, 4.3)])
 def test_a_whole_row_takes_little_more_than_its_ids(vocab_size: int, most: float) -> None:
     step, contract = step_of(ParallelLayout(), vocab_size)
-    views = step.of(view_of(Coordinates(0, 0, 0, 0), contract, ParallelLayout()))
+    views = step.views_of(view_key(Coordinates(0, 0, 0, 0), contract, ParallelLayout()))
     delivered = sum(view.body.num_tokens for view in views)
     assert delivered > 0.99 * ROWS * SEQ_LENGTH, "packs as full as they are"
     assert bytes_of(views) / delivered <= most
@@ -71,7 +71,7 @@ def test_each_context_parallel_rank_receives_its_share_and_the_metadata(context:
     layout = ParallelLayout(context=context)
     step, contract = step_of(layout, 65_536)
     for rank in range(context):
-        views = step.of(view_of(Coordinates(0, rank, 0, 0), contract, layout))
+        views = step.views_of(view_key(Coordinates(0, rank, 0, 0), contract, layout))
         slots = sum(view.body.slots for view in views)
         offsets = sum(entry.length * 4 for view in views for entry in view.body.arrays if entry.dtype == "<i4")
         assert slots == ROWS * SEQ_LENGTH // context
@@ -82,6 +82,6 @@ def test_each_context_parallel_rank_receives_its_share_and_the_metadata(context:
 def test_peers_of_one_view_share_it() -> None:
     layout = ParallelLayout(tensor=4)
     step, contract = step_of(layout, 65_536)
-    of_peers = [step.of(view_of(Coordinates(0, 0, tensor, 0), contract, layout)) for tensor in range(4)]
+    of_peers = [step.views_of(view_key(Coordinates(0, 0, tensor, 0), contract, layout)) for tensor in range(4)]
     for peers in zip(*of_peers, strict=True):
         assert len({id(view.payload) for view in peers}) == 1

@@ -22,7 +22,7 @@ from packhorse.errors import ConfigError, SourceError
 from packhorse.rounding import ceil_div
 from packhorse.wire.messages import DEFAULT_WINDOW
 from packhorse_service.config.serve_config import ServeConfig
-from packhorse_service.framing import ViewKey, view_of
+from packhorse_service.framing import ViewKey, view_key
 from packhorse_service.packing.packer import DEFAULT_LOOKAHEAD
 from packhorse_service.protocol.derived import slot_bytes
 from packhorse_service.protocol.stream_spec import readers_of
@@ -193,7 +193,7 @@ class _Step:
     def of(cls, contract: ResolvedContract, layout: ParallelLayout) -> _Step:
         width = contract.max_width * (1 if contract.packed else contract.micro_batch_size)
         samples = min(contract.max_segments or width, ceil_div(width, MEAN_SLOTS))
-        views = {view_of(reader, contract, layout) for reader in readers_of(layout) if reader.data == 0}
+        views = {view_key(reader, contract, layout) for reader in readers_of(layout) if reader.data == 0}
         payloads = [_payload(view, width, contract, layout) for view in views]
         return cls(contract.num_microbatches(layout) * layout.data, width, samples, payloads)
 

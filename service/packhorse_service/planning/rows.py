@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,22 +36,35 @@ NO_LOSS, ALL_LOSS = np.array(0, np.uint8), b"\1"  # of a slot of padding, and of
 
 
 def build_rows(
-    micro_batches: Iterable[PackedMicroBatch], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
+    micro_batches: Sequence[PackedMicroBatch], contract: ResolvedContract, keys: Iterable[tuple[SampleKey, ...]]
 ) -> list[Row]:
     """Build a row of each micro-batch's segments, in the shape that the contract fixes; ids in their type on the wire.
 
     ``keys`` are those of each micro-batch's samples. Raises ``ContractError`` for segments that do not fit their row.
     """
     padding = np.array(contract.pad_id, narrowest(contract.vocab_size))
+    blocks = {piece.block for micro_batch in micro_batches for piece in micro_batch.pieces}
+    columns = _Columns(
+        any(block.loss_mask is not None for block in blocks), any(block.labels is not None for block in blocks)
+    )
     return [
-        _row(micro_batch, contract, padding, of_row) for micro_batch, of_row in zip(micro_batches, keys, strict=True)
+        _row(micro_batch, contract, padding, columns, of_row)
+        for micro_batch, of_row in zip(micro_batches, keys, strict=True)
     ]
+
+
+class _Columns(NamedTuple):
+    """Columns beside ids that a block of the step has: asked once for all its rows, as most have none."""
+
+    loss_mask: bool
+    labels: bool
 
 
 def _row(
     micro_batch: PackedMicroBatch,
     contract: ResolvedContract,
     padding: npt.NDArray[Any],
+    columns: _Columns,
     keys: tuple[SampleKey, ...],
 ) -> Row:
     """Build one row; ``padding`` is the id of padding, in the type of ids on the wire."""
@@ -61,9 +74,9 @@ def _row(
     ids, begins = np.frombuffer(b"".join(parts), np.uint32), boundaries(map(len, parts))
     tokens = _place(layout, ids, begins, padding)
     mask = None
-    if any(piece.block.loss_mask is not None for piece in pieces):
+    if columns.loss_mask and any(piece.block.loss_mask is not None for piece in pieces):
         mask = _place(layout, _loss_mask(pieces), boundaries(slots), NO_LOSS)
-    if any(piece.block.labels is not None for piece in pieces):
+    if columns.labels and any(piece.block.labels is not None for piece in pieces):
         labels = _place(layout, _targets(pieces), boundaries(slots), padding)
         last = np.array([_target_ids(piece.block).item(piece.end - 1) for piece in pieces], np.uint32)
         return Row(tokens, last, mask, layout.logical, layout.physical, labels, keys)

@@ -70,7 +70,7 @@ class Sender:
                     return
                 yield end
                 continue
-            for view in step.of(reader.view)[reader.sent.index :]:
+            for view in step.views_of(reader.view)[reader.sent.index :]:
                 reader.sent = after = reader.sent.after(self.num_microbatches)
                 batch = Batch(stream=stream, attempt=attempt, low_watermark=lowest, body=view.body)
                 yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))

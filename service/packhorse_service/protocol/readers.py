@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
 from packhorse.rules import Violation
-from packhorse_service.framing import FramedStep, ViewKey, view_of
+from packhorse_service.framing import FramedStep, ViewKey, view_key
 from packhorse_service.protocol.rendezvous import PendingHello
 from packhorse_service.protocol.stream_spec import StreamSpec
 
@@ -54,7 +54,7 @@ class Reader:
             sent=hello.position,
             heard_s=now,
             last_digest=hello.last_digest,
-            view=view_of(at, spec.contract, spec.layout, mtp=mtp),
+            view=view_key(at, spec.contract, spec.layout, mtp=mtp),
             warnings=spec.warnings(hello),
         )
 
@@ -128,7 +128,7 @@ class ReaderTable:
             index = at.index - 1 if at.index else num_microbatches - 1
             if not reader.last_digest or step.step != (at.step if at.index else at.step - 1):
                 continue
-            if step.of(reader.view)[index].body.row_digest != reader.last_digest:
+            if step.views_of(reader.view)[index].body.row_digest != reader.last_digest:
                 return (
                     f"REPLAY_DIVERGED: step {step.step}, index {index}, made again for {reader.at}, differs from what "
                     "was delivered: the data or its rendering has changed, under the same names and sizes. The row is "

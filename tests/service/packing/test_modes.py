@@ -68,7 +68,7 @@ def delivered(made: Pipeline, cut: int = 0) -> list[MicroBatch]:
         Rebuilder(plan.contract, plan.layout, cut).rebuild(view.body, memoryview(view.payload))
         for step in steps(made)
         for rank in range(plan.layout.data)
-        for view in step.of(ViewKey(rank, cut if plan.contract.partition != "whole" else 0))
+        for view in step.views_of(ViewKey(rank, cut if plan.contract.partition != "whole" else 0))
     ]
 
 

@@ -53,7 +53,7 @@ def views(case: dict[str, Any], partition: str, context: int) -> tuple[list[Fram
 
 def micro_batch(step: FramedStep, plan: Any, rank: int, cut: int, index: int) -> MicroBatch:
     key = ViewKey(rank, cut if plan.contract.partition != "whole" else 0)
-    view = step.of(key)[index]
+    view = step.views_of(key)[index]
     return Rebuilder(plan.contract, plan.layout, cut).rebuild(view.body, memoryview(view.payload))
 
 
@@ -83,7 +83,7 @@ def test_slices_rows_and_counts_hold_for_every_layout_and_mode(case: dict[str, A
     assert len(whole) == len(cut)
     layout: ParallelLayout = of_cut.layout
     for rows, slices in zip(whole, cut, strict=True):
-        assert {len(rows.of(key)) for key in rows.views} == {case["rows"]}, "every rank gets the same number"
+        assert {len(rows.views_of(key)) for key in rows.views} == {case["rows"]}, "every rank gets the same number"
         totals = 0
         for rank in range(layout.data):
             for index in range(case["rows"]):

@@ -121,11 +121,11 @@ def test_context_parallel_slices_hold_every_slot_of_their_row_once(corpus: Corpu
     cut = corpus.plan(layout={"context": 2}, contract={"partition": "zigzag"})
     whole = corpus.plan(layout={"context": 2})
     for step, of_whole in zip(run_plan(cut), run_plan(whole), strict=True):
-        assert [view.body.row_digest for view in step.of(ViewKey(0, 0))] == [
-            v.body.row_digest for v in of_whole.of(ViewKey(0, 0))
+        assert [view.body.row_digest for view in step.views_of(ViewKey(0, 0))] == [
+            v.body.row_digest for v in of_whole.views_of(ViewKey(0, 0))
         ]
-        assert [view.body.row_digest for view in step.of(ViewKey(0, 1))] == [
-            v.body.row_digest for v in of_whole.of(ViewKey(0, 0))
+        assert [view.body.row_digest for view in step.views_of(ViewKey(0, 1))] == [
+            v.body.row_digest for v in of_whole.views_of(ViewKey(0, 0))
         ]
         assert all(view.body.slots == 32 for views in step.views.values() for view in views)
 
@@ -254,7 +254,7 @@ def test_a_step_can_tell_which_samples_its_rows_were_made_of(corpus: Corpus) -> 
     plan = corpus.plan(keys=True, layout={"data": 2})
     for step in run_plan(plan):
         for rank, index in product(range(2), range(2)):
-            (view,) = step.of(ViewKey(rank, 0))[index : index + 1]
+            (view,) = step.views_of(ViewKey(rank, 0))[index : index + 1]
             batch = Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload))
             told = step.provenance(rank, index)
             assert (f"; and {len(batch.keys) - NAMES_SHOWN} more samples" in told) == (len(batch.keys) > NAMES_SHOWN)

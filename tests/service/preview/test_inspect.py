@@ -58,7 +58,7 @@ def served(path: Path) -> list[list[list[MicroBatch]]]:
     plan = plan_stream(load_config(path), path.parent)
 
     def of_rank(step: FramedStep, rank: int) -> list[MicroBatch]:
-        views = step.of(ViewKey(rank, 0))
+        views = step.views_of(ViewKey(rank, 0))
         return [Rebuilder(plan.contract, plan.layout, 0).rebuild(view.body, memoryview(view.payload)) for view in views]
 
     return [[of_rank(step, rank) for rank in range(plan.layout.data)] for step in run_plan(plan)]
