@@ -181,16 +181,16 @@ def test_content_that_cannot_be_used_is_skipped_within_the_budget_and_shifts_not
 # The mixture -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("by", "largest"), [("tokens", 65), ("samples", 1)])
+@pytest.mark.parametrize(("by", "count", "largest"), [("tokens", "ids", 65), ("samples", "samples", 1)])
 @pytest.mark.parametrize("window", [1, 2])
 def test_each_source_is_within_one_sample_of_its_weight_at_every_step_boundary(
-    corpus: Corpus, by: str, largest: int, window: int
+    corpus: Corpus, by: str, count: str, largest: int, window: int
 ) -> None:
     plan = corpus.plan(of_each={"epochs": "endless"}, mixing={"by": by}, packing={"window": window})
     pipeline = Pipeline(plan, inline_engine(plan))
     for steps in range(1, 30):
         pipeline.next_step()
-        drawn = {name: getattr(counts, by) for name, counts in pipeline.counts.items()}
+        drawn = {name: getattr(counts, count) for name, counts in pipeline.counts.items()}
         for name, share in {"docs": 5, "chat": 3, "own": 2}.items():
             assert abs(10 * drawn[name] - share * sum(drawn.values())) <= 10 * largest, steps
 
