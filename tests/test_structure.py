@@ -57,7 +57,8 @@ SOCKETS = {
 }
 CLOCKS = {
     "packhorse/feed.py": "deadlines of the loop",
-    "packhorse/transport/connection.py": "keep-alives, and how long ago the loop asked",
+    "packhorse/transport/connection.py": "how long ago the loop asked, and how long a reader that has ended stays",
+    "packhorse/transport/socket_worker.py": "keep-alives",
     "packhorse_service/server/server.py": "gives `now` to the sessions",
     "packhorse_service/loading/decode.py": "pauses between tries of a read; the sleep is an argument",
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",

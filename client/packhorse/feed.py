@@ -283,7 +283,7 @@ class Feed(Iterator[MicroBatch]):
         if not self._finalizer.alive:
             raise PackhorseError("this Feed is closed; create another to go on")
         connection = self._connection
-        began = connection.begin_wait()
+        began = connection.activity.begin_wait(time.monotonic())
         try:
             while True:
                 with connection.lock:
@@ -296,7 +296,7 @@ class Feed(Iterator[MicroBatch]):
             connection.flush()
             return micro_batch
         finally:
-            connection.end_wait()
+            connection.activity.end_wait(time.monotonic())
 
     def _wait(self, began: float, ahead: int) -> None:
         """For something that may settle what is there."""

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from packhorse import BatchContract, Feed, ParallelLayout
+from packhorse import BatchContract, Feed, MicroBatch, ParallelLayout
 from packhorse.codec.views import view_arrays
 from packhorse.contract.batch_contract import ResolvedContract, resolve
 from packhorse.contract.position import ORIGIN, Position
@@ -423,7 +423,7 @@ class Reading:
     case: Case
     session: ClientSession
     dealer: Dealer
-    queue: ReadyQueue  # counts what was taken, and says when to acknowledge, as in ``Feed``
+    queue: ReadyQueue[MicroBatch]  # counts what was taken, and says when to acknowledge, as in ``Feed``
     rebuild: bool
     taken: int = 0
     measured: Measured = field(default_factory=Measured)

@@ -39,8 +39,8 @@ from packhorse.codec.rebuild import Rebuilder
 from packhorse.contract.batch_contract import resolve
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.rows.row import Row
-from packhorse.transport import connection
-from packhorse.transport.connection import Connection
+from packhorse.transport import loop_activity
+from packhorse.transport.socket_worker import SocketWorker
 from packhorse.wire.messages import (
     Ack,
     Batch,
@@ -361,7 +361,7 @@ def test_what_a_loop_does_not_ask_for_is_rebuilt_for_it(endpoint: str) -> None:
 def test_a_loop_that_asks_again_at_once_reads_rebuilds_and_acknowledges_by_itself(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "AWAY_S", 600.0)  # the thread never does
+    monkeypatch.setattr(loop_activity, "AWAY_S", 600.0)  # the thread never does
     with ScriptedServer(endpoint, saying(*A_LONG_STEP)) as server, feed_from(endpoint, window=8) as feed:
         taken = [next(feed) for _ in range(5)]
         assert not any(upcoming(feed))
@@ -373,17 +373,17 @@ def test_a_loop_that_was_interrupted_while_it_read_goes_on_where_it_stood(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had begun to read is lost: the server sends it again on another connection."""
-    monkeypatch.setattr(connection, "AWAY_S", 600.0)
-    read = Connection._read
+    monkeypatch.setattr(loop_activity, "AWAY_S", 600.0)
+    read = SocketWorker._read
     losses = iter(range(3))
 
-    def interrupted(self: Connection) -> None:
+    def interrupted(self: SocketWorker) -> None:
         if next(losses, None) is None:
             return read(self)
-        next(self._dealer.messages())
+        next(self.dealer.messages())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Connection, "_read", interrupted)
+    monkeypatch.setattr(SocketWorker, "_read", interrupted)
     with ScriptedServer(endpoint, saying(*TWO_STEPS)), feed_from(endpoint) as feed:
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
@@ -512,7 +512,7 @@ def test_what_was_ready_before_an_error_is_handed_out_and_closing_stays_possible
 def test_a_payload_that_does_not_fit_is_raised_in_its_place_and_ends_the_thread(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, away_s: float
 ) -> None:
-    monkeypatch.setattr(connection, "AWAY_S", away_s)
+    monkeypatch.setattr(loop_activity, "AWAY_S", away_s)
     bad = [encode(batch(0, 1)), b"no such payload"]
     with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0), bad, batch(1, 0))), feed_from(endpoint) as feed:
         assert next(feed).position == ORIGIN
@@ -530,7 +530,7 @@ def test_whatever_fails_while_a_micro_batch_is_rebuilt_is_raised_in_the_loop(
     def fails(*_: object) -> MicroBatch:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(connection, "AWAY_S", away_s)
+    monkeypatch.setattr(loop_activity, "AWAY_S", away_s)
     monkeypatch.setattr(Rebuilder, "rebuild", fails)
     with ScriptedServer(endpoint, saying(WELCOME, batch(0, 0))), feed_from(endpoint) as feed:
         with pytest.raises(TransportError, match="the feed failed: MemoryError: no room"):

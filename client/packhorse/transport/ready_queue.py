@@ -1,42 +1,86 @@
-"""What the Feed's thread and the loop share.
+"""Micro-batches between their arrival and the loop, and when what the loop took is acknowledged.
 
-Whoever calls it holds the connection's lock.
+No socket, clock, lock or thread is here: whoever shares a queue between threads holds a lock around each call. The
+load test's simulated ranks use it as ``Feed`` does.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
-from packhorse.codec.microbatch import MicroBatch
+from packhorse.contract.position import Position
 from packhorse.errors import PackhorseError
 from packhorse.protocol.checkpoint_state import FeedState
 from packhorse.protocol.client_session import ClientSession, State
-from packhorse.protocol.effects import Deliver, Effect
+from packhorse.protocol.effects import Deliver, Effect, Fail, Finish, Forget
+from packhorse.wire.messages import Ack
 
-__all__ = ["QueueEntry", "ReadyQueue"]
+__all__ = ["ReadyQueue"]
 
-# A micro-batch as it arrived, or rebuilt: by the thread, or by a loop that comes first; None is END.
-QueueEntry = Deliver | MicroBatch | None
+
+class Rebuilt(Protocol):
+    """A micro-batch, or what stands for one."""
+
+    @property
+    def position(self) -> Position:
+        """Its (step, index)."""
+
+    @property
+    def row_digest(self) -> bytes:
+        """Digest of its row."""
+
+
+RebuiltT = TypeVar("RebuiltT", bound=Rebuilt)
 
 
 @dataclass(slots=True)
-class ReadyQueue:
-    """The thread fills ``entries``, the loop takes from it; the session keeps count."""
+class ReadyQueue(Generic[RebuiltT]):
+    """Queue that what arrives is put into, and that the loop takes from; the session keeps count.
+
+    An entry is a micro-batch as it arrived (``Deliver``), one that is rebuilt, or END (``None``).
+    """
 
     session: ClientSession
-    entries: deque[QueueEntry] = field(default_factory=deque)
-    unacknowledged: int = 0  # what was taken since the last ACK
+    entries: deque[Deliver | RebuiltT | None] = field(default_factory=deque)
+    unacknowledged: int = 0  # entries that were taken since the last ACK
     error: PackhorseError | None = None
-    pending_effects: list[Effect] = field(
-        default_factory=list
-    )  # of a loaded state: what is ready is of another start until then
+    pending_effects: list[Effect] = field(default_factory=list)  # of a loaded state: entries are of another start
     connected: bool = False
     last_failure: str = "nobody has answered there yet"
 
+    # What arrives ------------------------------------------------------------------------------------
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Put into the queue, or drop, what the effects of a transition say; the socket's are left to others."""
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self.entries.append(effect)
+                case Finish():
+                    self.entries.append(None)
+                case Forget():
+                    self.entries.clear()
+                case Fail(error):
+                    self.fail(error)
+
+    def fail(self, error: PackhorseError) -> None:
+        """Raise ``error`` in the loop, behind what is ready; the first error counts."""
+        self.error = self.error or error
+
+    @property
+    def first_unbuilt(self) -> tuple[int, Deliver] | None:
+        """The first entry that nobody has rebuilt, behind how far ahead it is."""
+        found = ((ahead, entry) for ahead, entry in enumerate(self.entries) if isinstance(entry, Deliver))
+        return next(found, None)
+
+    # The loop ----------------------------------------------------------------------------------------
+
     def has_answer(self, ahead: int = 0) -> bool:
-        """Whether ``peek`` so far ahead has an answer."""
+        """Return whether ``peek`` so far ahead has an answer."""
         if self.error is not None:
             return True
         return not self.pending_effects and (len(self.entries) > ahead or self._end_within(ahead))
@@ -45,8 +89,8 @@ class ReadyQueue:
         upcoming = islice(self.entries, ahead + 1)
         return self.session.state is State.ENDED or None in upcoming
 
-    def peek(self, ahead: int) -> QueueEntry:
-        """The next micro-batch or one behind it, which stays to be taken; ``None`` behind the end.
+    def peek(self, ahead: int) -> Deliver | RebuiltT | None:
+        """Return the next entry or one behind it, which stays to be taken; ``None`` behind the end.
 
         Raises what went wrong, behind what is ready.
         """
@@ -59,16 +103,18 @@ class ReadyQueue:
             raise self.error
         return None
 
-    def take(self, micro_batch: MicroBatch | None) -> None:
-        """The next, rebuilt, is handed out; ``None``: the end is."""
+    def take(self, rebuilt: RebuiltT | None) -> None:
+        """Hand out the next entry, rebuilt; ``None`` hands out the end."""
         if self.pending_effects or not self.entries:
             return
         self.entries.popleft()
         self.unacknowledged += 1
-        if micro_batch is None:
+        if rebuilt is None:
             self.session.end_handed_out()
         else:
-            self.session.handed_out(micro_batch.position, micro_batch.row_digest)
+            self.session.handed_out(rebuilt.position, rebuilt.row_digest)
+
+    # Acknowledgement ---------------------------------------------------------------------------------
 
     @property
     def ack_due(self) -> bool:
@@ -76,40 +122,38 @@ class ReadyQueue:
 
         It waits for whole steps, and for room in the window: while half of that is left nothing waits.
         """
-        return 2 * self.unacknowledged >= self.session.progress.identity.window or self.session.position.index == 0
+        progress = self.session.progress
+        return 2 * self.unacknowledged >= progress.identity.window or progress.position.index == 0
 
-    @property
-    def first_unbuilt(self) -> tuple[int, Deliver] | None:
-        """The first that nobody has rebuilt, and how far ahead it is."""
-        found = ((ahead, entry) for ahead, entry in enumerate(self.entries) if isinstance(entry, Deliver))
-        return next(found, None)
+    def ack(self, loop_idle_s: float) -> Ack | None:
+        """Return the ACK of all that was taken; ``None`` where no server would know what to do with it."""
+        if not self.connected or self.session.state not in (State.STREAMING, State.ENDED):
+            return None
+        self.unacknowledged = 0
+        return self.session.ack(loop_idle_s)
+
+    # A checkpoint ------------------------------------------------------------------------------------
 
     def resume(self, saved: FeedState) -> None:
-        """Begin at ``saved``; the thread still has to say so to the server."""
+        """Begin at ``saved``; whoever owns the socket still has to tell the server (``pending_effects``)."""
         self.pending_effects = self.session.resume(saved)
 
     def mark_sent(self, effects: list[Effect]) -> None:
-        """The thread has carried out ``effects``, unless another state was loaded meanwhile."""
+        """Note that ``effects`` are carried out, unless another state was loaded meanwhile."""
         if self.pending_effects is effects:
             self.pending_effects = []
 
-    def forget(self) -> None:
-        """Drop what was not handed out."""
-        self.entries.clear()
-
-    def fail(self, error: PackhorseError) -> None:
-        """The first error is what the loop sees."""
-        self.error = self.error or error
+    # For people --------------------------------------------------------------------------------------
 
     def waiting_for(self) -> str:
-        """What the loop waits for, as a key of ``FeedStats.waits``."""
+        """Return what the loop waits for, as a key of ``FeedStats.waits``."""
         if not self.connected:
             return "the server"
         waiting = self.session.waiting
         return waiting.reason.value if waiting is not None else "the next micro-batch"
 
     def describe(self) -> str:
-        """What this reader is waiting for, for a person."""
+        """Return what this reader is waiting for, in a sentence for a person."""
         waiting = self.session.waiting
         if not self.connected:
             return f"no connection ({self.last_failure}); is the server running, and is this its endpoint?"

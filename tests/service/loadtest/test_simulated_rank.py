@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.protocol.client_session import ClientSession
 from packhorse.protocol.effects import Deliver, Finish, Send
 from packhorse.protocol.reader_progress import ReaderProgress
+from packhorse.transport.ready_queue import ReadyQueue
 from packhorse.wire.messages import Ack, Bye, End, Hello, Wait, WaitReason
 from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow, RankCounters, RebuiltMicroBatch
 from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop, ThinkTime
 from packhorse_service.loadtest.ranks.simulated_rank import SimulatedRank
 from tests.client.protocol.test_client_session import IDENTITY, NUM_MICROBATCHES, batch, end, welcome
+from tests.client.test_feed import A_LONG_STEP, IN_LONG_STEPS, LONG_STEP, ScriptedServer, feed_from, saying, taking
+from tests.client.test_feed import batch as long_step_batch
+from tests.harness import wait_until
 
 THINK_S = 2.0
+READER = ParallelLayout().coordinates(0)
 MEASURED = MeasureWindow(begin_s=0.0, end_s=1000.0)
 
 
@@ -25,7 +32,7 @@ def taken(number: int, ready_s: float, *, filler: bool = False) -> RebuiltMicroB
     position = Position(number // NUM_MICROBATCHES, number % NUM_MICROBATCHES)
     return RebuiltMicroBatch(
         position=position,
-        digest=bytes(16),
+        row_digest=bytes(16),
         tokens=100,
         delivered=50.0,
         filler=filler,
@@ -40,7 +47,7 @@ def streaming(
 ) -> SimulatedRank:
     """A rank that has its WELCOME at ``at`` and asks for its first micro-batch."""
     loop = SimulatedLoop(think_time or ThinkTime(THINK_S, 0.0), random.Random(0))
-    rank = SimulatedRank(ClientSession(ReaderProgress(IDENTITY)), loop, RankCounters(measured))
+    rank = SimulatedRank(ReadyQueue(ClientSession(ReaderProgress(IDENTITY))), loop, RankCounters(measured))
     rank.came_up(at)
     rank.receive(welcome(), (), at)
     return rank
@@ -60,7 +67,7 @@ def acked(effects: list[object]) -> list[Position]:
 
 def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
     rank = SimulatedRank(
-        ClientSession(ReaderProgress(IDENTITY)), SimulatedLoop(ThinkTime(THINK_S, 0.0), random.Random(0))
+        ReadyQueue(ClientSession(ReaderProgress(IDENTITY))), SimulatedLoop(ThinkTime(THINK_S, 0.0), random.Random(0))
     )
     hello = [effect.message for effect in rank.came_up(1.0) if isinstance(effect, Send)]
     assert [type(message) for message in hello] == [Hello]
@@ -70,7 +77,7 @@ def test_a_connection_says_hello_and_welcome_is_acknowledged() -> None:
 
 def test_the_first_micro_batch_starts_the_rank_and_is_no_wait() -> None:
     rank = streaming()
-    assert acked(give(rank, 0, 15.0)) == [Position(0, 1)]
+    assert acked(give(rank, 0, 15.0)) == [], "the server waits for no less than half a window"
     assert rank.first_taken_s == 15.0
     assert rank.counters.micro_batches == 0
     assert rank.due == pytest.approx(min(17.0, rank.keep_alive_at))
@@ -103,14 +110,34 @@ def test_a_late_load_test_does_not_count_as_a_wait_for_the_server() -> None:
     assert rank.loop.think_until == pytest.approx(17.0 + THINK_S), "the loop asked at 17, whenever that was noticed"
 
 
-def test_several_that_became_due_meanwhile_are_acknowledged_once() -> None:
+def test_several_that_became_due_meanwhile_are_acknowledged_where_half_a_window_is() -> None:
     rank = streaming(ThinkTime(0.1, 0.0))
     give(rank, 0, 15.0)
     for number in (1, 2):
         give(rank, number, 15.01)
     rank.keep_alive_at = 100.0
-    assert acked(list(rank.tick(15.25))) == [Position(0, 3)]
+    assert acked(list(rank.tick(15.25))) == [Position(0, 2)]
+    assert rank.queue.unacknowledged == 1
     assert rank.counters.micro_batches == 2
+
+
+def test_a_rank_acknowledges_as_a_trainer_does_that_takes_the_same(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/feed"
+    with ScriptedServer(endpoint, saying(*A_LONG_STEP)) as server, feed_from(endpoint, window=8) as feed:
+        wait_until(lambda: bool(server.heard_of(Ack)), "the ACK of WELCOME")
+        of_trainer = [position for count in (4, 4, 2) for position in taking(feed, count, server)]
+    rank = SimulatedRank(
+        ReadyQueue(ClientSession(ReaderProgress(replace(IDENTITY, layout=ParallelLayout(), reader=READER, window=8)))),
+        SimulatedLoop(ThinkTime(0.0, 0.0), random.Random(0)),
+    )
+    rank.came_up(0.0)
+    rank.receive(IN_LONG_STEPS, (), 0.0)
+    of_rank: list[Position] = []
+    for index in range(LONG_STEP):
+        micro_batch = replace(taken(index, 1.0), position=Position(0, index))
+        rank.receive(long_step_batch(0, index), (b"payload",), 1.0)
+        of_rank += acked(list(rank.delivered(micro_batch, 1.0)))
+    assert of_rank == of_trainer == [Position(0, 4), Position(0, 8), Position(1, 0)]
 
 
 def test_only_what_is_taken_in_the_period_counts() -> None:

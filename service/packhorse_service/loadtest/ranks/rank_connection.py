@@ -120,7 +120,7 @@ class RankConnection:
         shares = 1 if rebuilt.holds_whole_row else rebuilt.context_size
         return RebuiltMicroBatch(
             position=rebuilt.position,
-            digest=rebuilt.row_digest,
+            row_digest=rebuilt.row_digest,
             tokens=rebuilt.num_tokens,
             delivered=rebuilt.num_tokens / shares,
             filler=rebuilt.filler,

@@ -38,7 +38,7 @@ class RebuiltMicroBatch:
     """Facts kept of a micro-batch once it was rebuilt: a rank that trains holds its tensors, this one need not."""
 
     position: Position
-    digest: bytes
+    row_digest: bytes
     tokens: int  # real ones of the whole row
     delivered: float  # of this rank's slice
     filler: bool

@@ -20,7 +20,7 @@ def progress_of(
     every = [rank.counters for rank in ranks]
     return WorkerProgress(
         at_s=now,
-        connected=sum(rank.connected for rank in ranks),
+        connected=sum(rank.queue.connected for rank in ranks),
         welcomed=sum(rank.session.state in (State.STREAMING, State.ENDED) for rank in ranks),
         started=sum(rank.first_taken_s is not None for rank in ranks),
         ended=sum(rank.ended for rank in ranks),

@@ -1,16 +1,16 @@
-"""One simulated rank: the session of a real client, and a training loop that only takes its time.
+"""One simulated rank: session and queue of a real client, and a training loop that only takes its time.
 
 No socket, clock or thread is here: ``rank_connection`` has them and calls in.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
 from packhorse.protocol.client_session import ClientSession, State
 from packhorse.protocol.effects import Effect, Forget, Send
+from packhorse.transport.ready_queue import ReadyQueue
 from packhorse.wire.messages import Frames, Message, Wait
 from packhorse_service.loadtest.ranks.rank_counters import RankCounters, RebuiltMicroBatch
 from packhorse_service.loadtest.ranks.simulated_loop import SimulatedLoop
@@ -22,16 +22,19 @@ __all__ = ["SimulatedRank"]
 class SimulatedRank:
     """Rank whose methods take the time as ``now``, and return the effects to carry out, in order."""
 
-    session: ClientSession
+    queue: ReadyQueue[RebuiltMicroBatch]  # says when to acknowledge, as in a real client
     loop: SimulatedLoop
     counters: RankCounters = field(default_factory=RankCounters)
-    ready: deque[RebuiltMicroBatch | None] = field(default_factory=deque)  # None is END
-    connected: bool = False
     keep_alive_at: float = inf
     welcomed_s: float | None = None
     first_taken_s: float | None = None
     error: Exception | None = None
     taken: int = 0  # since the start, measured or not
+
+    @property
+    def session(self) -> ClientSession:
+        """Session of this rank's client."""
+        return self.queue.session
 
     @property
     def due(self) -> float:
@@ -61,12 +64,12 @@ class SimulatedRank:
         self.keep_alive_at = now + self.session.progress.keep_alive_s
 
     def came_up(self, now: float) -> list[Effect]:
-        self.connected = True
+        self.queue.connected = True
         self.begin(now)
         return self._follow(self.session.connected())
 
     def went_down(self) -> None:
-        self.connected = False
+        self.queue.connected = False
 
     def receive(self, message: Message, extra: Frames, now: float) -> list[Effect]:
         """Take one message of the server. Raises ``ProtocolError`` where it has no place."""
@@ -80,13 +83,13 @@ class SimulatedRank:
 
     def _follow(self, effects: list[Effect]) -> list[Effect]:
         """Drop what the session forgets, which the loop must not take, and return ``effects``."""
-        if any(isinstance(effect, Forget) for effect in effects):
-            self.ready.clear()
+        # What is delivered comes by ``delivered``, once it is rebuilt.
+        self.queue.apply(effect for effect in effects if isinstance(effect, Forget))
         return effects
 
     def delivered(self, rebuilt: RebuiltMicroBatch | None, now: float) -> list[Effect]:
         """Take a micro-batch that is there, rebuilt, or the end (``None``)."""
-        self.ready.append(rebuilt)
+        self.queue.entries.append(rebuilt)
         return self._take(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -97,30 +100,32 @@ class SimulatedRank:
             effects += self._take(now)
         if now >= self.keep_alive_at:
             self.begin(now)
-            if self.connected:
+            if self.queue.connected:
                 effects += [*self._follow(self.session.interval_passed()), *self._acknowledge(now)]
         return effects
 
     # The loop ----------------------------------------------------------------------------------------
 
     def _take(self, now: float) -> list[Effect]:
-        """Take what is ready, as long as the loop asks for it by ``now``; acknowledge the last only."""
-        before = self.taken
-        while self.ready and self.loop.asking_since is not None:
-            upcoming = self.ready.popleft()
-            if upcoming is None:
-                self.session.end_handed_out()
-                self.taken += not self.ended  # the end of a pass is acknowledged too
-                break
-            self._take_one(upcoming, self.loop.asking_since)
-            self.loop.ask(now, self.counters.measured)
+        """Take what is ready, as long as the loop asks for it by ``now``, and acknowledge it where that is due."""
+        effects: list[Effect] = []
+        while self.queue.entries and self.loop.asking_since is not None:
+            upcoming = self.queue.peek(0)
+            if isinstance(upcoming, RebuiltMicroBatch):
+                self._take_one(upcoming, self.loop.asking_since)
+                self.loop.ask(now, self.counters.measured)
+            else:
+                self.queue.take(None)  # END
+                self.taken += not self.ended
+            if self.queue.ack_due:
+                effects += self._acknowledge(now)
         if self.ended:
             self.loop.asking_since = None
-        return self._acknowledge(now) if self.taken != before or self.ended else []
+        return effects
 
     def _take_one(self, upcoming: RebuiltMicroBatch, asked_s: float) -> None:
         at = max(asked_s, upcoming.ready_s)
-        self.session.handed_out(upcoming.position, upcoming.digest)
+        self.queue.take(upcoming)
         if self.first_taken_s is None:
             self.first_taken_s = at
         else:
@@ -129,11 +134,10 @@ class SimulatedRank:
         self.loop.take(at)
 
     def _acknowledge(self, now: float) -> list[Effect]:
-        if not self.connected or self.session.state not in (State.STREAMING, State.ENDED):
-            return []
-        return [Send(self.session.ack(self.loop.idle_s(now)))]
+        ack = self.queue.ack(self.loop.idle_s(now))
+        return [Send(ack)] if ack is not None else []
 
     def leave(self, now: float) -> list[Effect]:
         """Return the last messages of a rank that leaves in order."""
         self.loop.think_until = self.keep_alive_at = inf
-        return [*self._acknowledge(now), Send(self.session.bye())] if self.connected else []
+        return [*self._acknowledge(now), Send(self.session.bye())] if self.queue.connected else []

@@ -19,6 +19,7 @@ from packhorse.protocol.client_session import ClientSession
 from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.transport.dealer import Dealer
 from packhorse.transport.key_files import ClientKey, find_client_key
+from packhorse.transport.ready_queue import ReadyQueue
 from packhorse_service.loadtest.ranks.command_reader import CommandReader
 from packhorse_service.loadtest.ranks.rank_connection import RankConnection
 from packhorse_service.loadtest.ranks.rank_counters import MeasureWindow, RankCounters
@@ -157,7 +158,7 @@ class Swarm:
         consume_s = job.consume_s * (job.slow_factor if rank in job.slow else 1)
         think_time = ThinkTime(consume_s, job.jitter, stops=rank in job.stopped)
         loop = SimulatedLoop(think_time, random.Random(f"{job.seed} {rank}"))
-        return SimulatedRank(session, loop, RankCounters(on_wait=self.recent.add))
+        return SimulatedRank(ReadyQueue(session), loop, RankCounters(on_wait=self.recent.add))
 
     def _dealer(self) -> Dealer:
         """Return a socket: the one place where a rank's is made."""
@@ -172,7 +173,7 @@ class Swarm:
     def _leave(self) -> None:
         """Say BYE, where ranks leave in order or are at the end of the stream, and close all sockets."""
         for connection in self.connections:
-            if connection.rank.connected and (self.job.orderly or connection.rank.ended):
+            if connection.rank.queue.connected and (self.job.orderly or connection.rank.ended):
                 connection.say_bye()
         for connection in self.connections:
             connection.close()
