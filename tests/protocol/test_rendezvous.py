@@ -9,8 +9,9 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import State
-from packhorse.wire.messages import WaitReason
+from packhorse.wire.messages import WaitReason, Welcome
 from packhorse_service.protocol.attempt import Phase
+from packhorse_service.protocol.effects import Restore
 from tests.protocol.rare_schedules import PATIENCE_S, begin, make, meet, phase_of, run, state_at
 from tests.protocol.simulated_cluster import REJOIN_AFTER_S, STEPS, Process, Seen, Server, SimulatedCluster
 
@@ -296,3 +297,22 @@ def test_looking_for_the_server_again_does_not_put_the_deadline_off() -> None:
         cluster.tick(REJOIN_AFTER_S + 0.1)
         cluster.pass_on(first)
     assert "without rank 1 (dp1·cp0·tp0·pp0)" in error_of(first)
+
+
+def test_who_meets_while_the_stream_is_on_its_way_to_their_start_is_welcomed_once() -> None:
+    """The first job dies while the stream is restored to the beginning; the next begins there too."""
+    cluster, server, _ = begin(Seen())
+    run(cluster, Position(2, 1))
+    for _ in range(2):
+        for at in cluster.shape.readers:
+            reader = cluster.replace(at)
+            cluster.connect(reader)
+            cluster.deliver_up(reader.connection)
+        assert phase_of(server) is Phase.RESTORING
+    assert [type(work) for work in server.work].count(Restore) == 1
+    make(cluster, server)
+    assert phase_of(server) is Phase.WELCOMING
+    for reader in cluster.processes.values():
+        assert reader.connection is not None
+        assert [type(message) for message, _ in reader.connection.down].count(Welcome) == 1
+    assert_all_end(cluster)

@@ -42,7 +42,7 @@ Constants = dict[str, str | int | float | bool | None]
 
 @dataclass(slots=True)
 class _StreamHistory:
-    """What one stream's last observations leave behind."""
+    """History of a stream: what its last observations leave behind."""
 
     at_s: float  # of the last one
     delivered: int = 0  # micro-batches that every reader had taken
@@ -60,7 +60,7 @@ class _StreamHistory:
 
 @dataclass(slots=True)
 class _WatchedStream:
-    """One stream: its session, its producer, and what was seen of it before."""
+    """Stream that is watched: its session, its producer, and what was seen of it before."""
 
     session: StreamSession
     producer: Producer
@@ -68,7 +68,7 @@ class _WatchedStream:
 
 
 class StatusCollector:
-    """Of a server that started at ``now``."""
+    """Collector of the status of a server that started at ``now``."""
 
     def __init__(self, endpoint: str, streams: Iterable[tuple[StreamSession, Producer]], now: float) -> None:
         self._endpoint = endpoint
@@ -94,7 +94,7 @@ class StatusCollector:
 
 
 def _constant(watched: _WatchedStream) -> dict[str, Constants]:
-    """What never changes of a stream."""
+    """Return what never changes of a stream."""
     spec = watched.session.spec
     contract = {item.name: _plain(getattr(spec.contract, item.name)) for item in fields(spec.contract)}
     derived = {name: _plain(value) for name, value in derived_values(spec.contract, spec.layout).items()}
@@ -184,7 +184,7 @@ def _noted_stall(past: _StreamHistory, found: Stall | None, now: float, passed_s
 
 
 def _remember(session: StreamSession, past: _StreamHistory, waiting: int, now: float, passed_s: float) -> None:
-    """One more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
+    """Keep one more moment of the past. What was delivered counts by micro-batches, that a long step is no jump."""
     counters, layout = session.counters, session.spec.layout
     each = session.spec.contract.num_microbatches(layout)
     low_watermark = session.attempt.readers.low_watermark
@@ -235,7 +235,7 @@ def _where(reader: ReaderView, furthest: int, each: int, now: float) -> dict[str
 
 
 def _number(position: Position, each: int) -> int:
-    """Of a micro-batch, counted from the beginning of the stream."""
+    """Return the number of a micro-batch, counted from the beginning of the stream."""
     return position.step * each + position.index
 
 

@@ -1,4 +1,4 @@
-"""What a stream has done since its server started, counted by its session."""
+"""Counters of what a stream has done since its server started; its session counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["StreamCounters"]
 
 @dataclass(slots=True)
 class StreamCounters:
-    """Tokens and slots are those of the steps that were made; a step made again counts again."""
+    """Counters of a stream. Tokens and slots are those of the steps that were made; a step made again counts again."""
 
     steps: int = 0
     microbatches: int = 0
@@ -27,6 +27,7 @@ class StreamCounters:
     rejects: Counter[str] = field(default_factory=Counter)  # by rule
 
     def add_step(self, totals: StepTotals) -> None:
+        """Count a step that was made."""
         self.steps += 1
         self.microbatches += totals.microbatches
         self.tokens += totals.tokens
@@ -34,10 +35,10 @@ class StreamCounters:
         self.slots += totals.slots
 
     def add_reconnect(self, again: int) -> None:
-        """A reader is back, and is sent so many micro-batches again."""
+        """Count a reader that is back, and the micro-batches that it is sent again."""
         self.reconnects += 1
         self.replayed += again
 
     def add_reject(self, violations: Iterable[Violation]) -> None:
-        """One reader was refused. A rule that it broke in several fields counts once."""
+        """Count a reader that was rejected. A rule that it broke in several fields counts once."""
         self.rejects.update({violation.rule for violation in violations})

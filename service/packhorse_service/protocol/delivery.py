@@ -89,7 +89,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Delivery:
-    """What keeps a running attempt going. Methods return the effects to carry out, in order."""
+    """Delivery of a running attempt: steps are made, sent and acknowledged. Methods return effects, in order."""
 
     attempt: Attempt
     rendezvous: Rendezvous
@@ -162,7 +162,7 @@ class Delivery:
         return self.end_if_all_have_ended(now) + self.ask_for_step()
 
     def end_if_all_have_ended(self, now: float) -> list[Effect]:
-        """Where everybody has taken END or said BYE, tell those that stay for the others' sake that they may leave."""
+        """End, if everybody has taken END or said BYE: those that stay for the others' sake hear that they may go."""
         last = self.buffer.final_end
         if self.attempt.phase is not Phase.RUNNING or last is None or not self.attempt.readers.all_past(last):
             return []

@@ -69,12 +69,12 @@ class ReaderState(StrEnum):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits: for its next micro-batch, or for the attempt to begin."""
+        """True where it waits: for its next micro-batch, or for the attempt to begin."""
         return self in (ReaderState.WAITING, ReaderState.FORMING)
 
     @property
     def away(self) -> bool:
-        """Whether nothing is heard from it."""
+        """True where nothing is heard from it."""
         return self in (ReaderState.LOST, ReaderState.ABSENT, ReaderState.LEFT)
 
 
@@ -133,7 +133,7 @@ class StreamView:
 
     @property
     def has_run(self) -> bool:
-        """Whether its readers have all been welcomed: also those of an attempt that has failed since."""
+        """True where its readers have all been welcomed: also those of an attempt that has failed since."""
         return len(self.readers) > 0 and all(reader.answered for reader in self.readers.values())
 
     def waited_s(self, now: float) -> float:
@@ -220,7 +220,7 @@ def _waiting(attempt: Attempt, pending: PendingHello, lacks: tuple[Coordinates, 
 
 @dataclass(frozen=True, slots=True)
 class Producing:
-    """What a stream's producer is at, as far as it is known."""
+    """Work of a stream's producer, as far as it is known."""
 
     busy: bool = False  # with a step
     block: str = ""  # that it waits for
@@ -233,7 +233,7 @@ class Producing:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """What a reader does not get on without: the reason, whom it waits for, and for how long."""
+    """Obstacle without which a reader would go on: the reason, whom it waits for, and for how long."""
 
     reason: WaitReason
     whom: tuple[Coordinates, ...]

@@ -17,7 +17,7 @@ __all__ = [
     "Restored",
     "Send",
     "StreamFailed",
-    "Tick",
+    "TimePassed",
 ]
 
 
@@ -74,12 +74,12 @@ class NotRestored:
 
 
 class StreamFailed:
-    """Event: the stream cannot go on."""
+    """Event: the stream cannot go on, for a reason that its readers are told."""
 
 
-class Tick:
-    """Event: time has passed."""
+class TimePassed:
+    """Event: some time has passed, a tenth of a second or so."""
 
 
 class ConnectionLost:
-    """Event: a connection is gone."""
+    """Event: the connection of a peer is gone."""

@@ -23,7 +23,7 @@ __all__ = ["HelloHandler", "HelloOutcome"]
 
 
 class HelloOutcome(Enum):
-    """What a HELLO that breaks no rule comes to, in the order in which it is found out."""
+    """Outcomes of a HELLO that breaks no rule, in the order in which it is found out."""
 
     RETURNS = auto()  # a reader of this attempt, back on a new connection
     OUTRUN = auto()  # the same, but beyond what was sent here: another server has served the attempt since

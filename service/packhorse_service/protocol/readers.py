@@ -1,4 +1,4 @@
-"""One attempt: its phase, its readers, where each stands, and the lowest of them."""
+"""Readers of an attempt: where each stands, and the lowest of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("packhorse.attempt")
 
 @dataclass(slots=True)
 class Reader:
-    """One reader of the attempt. ``peer`` is empty while its connection is down."""
+    """Reader of an attempt. ``peer`` is empty while its connection is down."""
 
     at: Coordinates
     peer: bytes
@@ -41,6 +41,7 @@ class Reader:
 
     @classmethod
     def from_hello(cls, at: Coordinates, pending: PendingHello, spec: StreamSpec, now: float) -> Reader:
+        """Return a reader that stands where its HELLO says."""
         hello = pending.hello
         trainer = hello.contract.trainer
         mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == spec.layout.pipeline - 1
@@ -60,7 +61,10 @@ class Reader:
 
 
 class ReaderTable:
-    """Readers by coordinates and by connection. The floor is kept, not searched: there may be thousands."""
+    """Table of the readers of an attempt, by coordinates and by connection.
+
+    The low watermark (lowest acknowledged position) is kept, not searched: there may be thousands.
+    """
 
     def __init__(self, hellos: Mapping[Coordinates, PendingHello], spec: StreamSpec, now: float = 0.0) -> None:
         self.by_coordinates = {at: Reader.from_hello(at, g, spec, now) for at, g in sorted(hellos.items())}
@@ -79,16 +83,17 @@ class ReaderTable:
         return len(self.by_coordinates)
 
     def by_peer(self, peer: bytes) -> Reader | None:
+        """Return the reader of this connection, the last of its own; it may be down."""
         return self._by_peer.get(peer)
 
     def mark_answered(self, reader: Reader) -> bool:
-        """A WELCOME was acknowledged; whether all have been."""
+        """Note that a reader has answered its WELCOME; return whether all have."""
         self._unanswered -= not reader.answered
         reader.answered = True
         return self._unanswered == 0
 
     def acknowledge(self, reader: Reader, position: Position) -> bool:
-        """A reader moved; whether the floor did."""
+        """Move a reader to a position; return whether the low watermark moved with it."""
         before, counts = reader.acked, self._acked_counts
         if position == before:
             return False
@@ -105,24 +110,24 @@ class ReaderTable:
         return True
 
     def take_waiting(self) -> list[Reader]:
-        """Those that wait for a step to be made, which now is."""
+        """Return the readers that wait for a step, which now is made, and forget that they do."""
         waiting, self.waiting_for_step = self.waiting_for_step, {}
         return list(waiting.values())
 
     def move(self, reader: Reader, peer: bytes) -> None:
-        """A reader is on another connection."""
+        """Bind a reader to another connection."""
         del self._by_peer[reader.last_peer]
         self._by_peer[peer] = reader
         reader.peer = reader.last_peer = peer
 
     def disconnect(self, peer: bytes) -> None:
-        """A connection is gone. What it said before, a BYE even, may still wait to be read."""
+        """Note that a connection is gone. What it said before, a BYE even, may still wait to be read."""
         reader = self._by_peer.get(peer)
         if reader is not None:
             reader.peer = b""
 
     def diverged(self, step: FramedStep, num_microbatches: int) -> str | None:
-        """Compare rows made again with what readers say they were handed; what is wrong, if anything is."""
+        """Compare rows made again with what readers say they were handed; return what is wrong, if anything is."""
         for reader in self:
             at = reader.acked
             index = at.index - 1 if at.index else num_microbatches - 1
@@ -139,9 +144,10 @@ class ReaderTable:
         return None
 
     def all_past(self, last: int) -> bool:
-        """Whether every reader has taken the END at step ``last``, or left."""
+        """Return whether every reader has taken the END at step ``last``, or left."""
         return all(reader.said_bye or reader.acked.step > last for reader in self)
 
     @property
     def all_said_bye(self) -> bool:
+        """True where there are readers, and each has said BYE."""
         return len(self) > 0 and all(reader.said_bye for reader in self)

@@ -47,7 +47,7 @@ from packhorse_service.protocol.effects import (
     NotRestored,
     Restored,
     StreamFailed,
-    Tick,
+    TimePassed,
 )
 from packhorse_service.protocol.hello_handler import HelloHandler
 from packhorse_service.protocol.rejection import Rejections
@@ -88,7 +88,7 @@ class StreamSession:
 
     @property
     def phase(self) -> Phase:
-        """Phase of the attempt."""
+        """Phase that the stream's attempt is in."""
         return self.attempt.phase
 
     @property
@@ -98,12 +98,12 @@ class StreamSession:
 
     @property
     def done(self) -> bool:
-        """Whether every reader has said BYE, and none waits for the next attempt."""
+        """True once every reader has said BYE, and none waits for the next attempt."""
         return self.attempt.readers.all_said_bye and not self.rendezvous.pending()
 
     @property
     def failure_heard(self) -> bool:
-        """Whether everybody who was told of the failure has left."""
+        """True once everybody who was told of the failure has left."""
         return self.failing.heard
 
     def view(self) -> StreamView:
@@ -153,7 +153,7 @@ class StreamSession:
 
     def tick(self, now: float) -> list[Effect]:
         """Say what is due as time passes: WAIT, and to whom it is no use to wait longer, why."""
-        return self._happened(Tick, now)
+        return self._happened(TimePassed, now)
 
     def reject(self, peer: bytes, violations: tuple[Violation, ...]) -> Effect:
         """Reject a process for these reasons, found by the server itself."""
@@ -210,7 +210,7 @@ def _lost(session: StreamSession, peer: bytes) -> list[Effect]:
 
 
 def _ignore(_session: StreamSession, *_: object) -> list[Effect]:
-    """Ignore it."""
+    """Ignore it: nothing here depends on it."""
     return []
 
 
@@ -250,8 +250,8 @@ TRANSITIONS: Table[Phase] = {
     **_rows((FORMING, WELCOMING, RUNNING, ENDED, FAILED), NotRestored, _ignore),
     **_rows(ALIVE, StreamFailed, _by_failing(Failing.fail), FAILED),
     **_rows((FAILED,), StreamFailed, _ignore),
-    **_rows((FORMING, RUNNING, ENDED), Tick, _by_keep_alive(KeepAlive.tick_or_reject)),
-    **_rows((RESTORING, WELCOMING), Tick, _by_keep_alive(KeepAlive.tick)),
-    **_rows((FAILED,), Tick, _ignore),
+    **_rows((FORMING, RUNNING, ENDED), TimePassed, _by_keep_alive(KeepAlive.tick_or_reject)),
+    **_rows((RESTORING, WELCOMING), TimePassed, _by_keep_alive(KeepAlive.tick)),
+    **_rows((FAILED,), TimePassed, _ignore),
     **_rows(tuple(Phase), ConnectionLost, _lost),
 }

@@ -31,7 +31,7 @@ log = logging.getLogger("packhorse.server")
 
 @dataclass(slots=True)
 class KeepAlive:
-    """What is said as time passes. Methods return the effects to carry out, in order."""
+    """Messages that time alone brings about. Methods return the effects to carry out, in order."""
 
     attempt: Attempt
     rendezvous: Rendezvous
@@ -66,7 +66,7 @@ class KeepAlive:
         return [*again, *waits, *self._rejoins(view, now)]
 
     def _rejoins(self, view: StreamView, now: float) -> list[Effect]:
-        """Where a reader is silent for long, have the others look for it where the endpoint's name points now."""
+        """Have readers look for one that is silent for long, where the endpoint's name points now."""
         if now - self._rejoin_sent_s < view.spec.rejoin_after_s:
             return []
         silent, unheard = silent_readers(view, now)
