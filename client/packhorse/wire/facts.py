@@ -7,10 +7,10 @@ and never checked: who reads it is told so (``KNOWN_FACTS``). All of it is untru
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from enum import StrEnum
-from typing import NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ProtocolError
@@ -34,9 +34,9 @@ class UnknownFact(NamedTuple):
 
 
 class DeclaredFacts(NamedTuple):
-    """Declaration of a trainer: nothing, or the facts that this side knows; and those that it does not, by name."""
+    """Declaration of a trainer: nothing, or values of the facts that this side knows; and those that it does not."""
 
-    known: TrainerFacts | None
+    known: Mapping[str, Any] | None  # fields of ``TrainerFacts``
     unknown: tuple[UnknownFact, ...]
 
 
@@ -70,7 +70,7 @@ def read_facts(value: object, where: str) -> DeclaredFacts:
     require(len(unknown) <= UNKNOWN_FACTS_LIMIT, f"{where} has {len(unknown)} facts that are not known here")
     known = {name: DECODERS[name](fact, f"{where}.{name}") for name, fact in declared.items() if name not in unknown}
     kept = (UnknownFact(name, _value(fact, f"{where}.{name}")) for name, fact in sorted(unknown.items()))
-    return DeclaredFacts(TrainerFacts(**known), tuple(kept))
+    return DeclaredFacts(known, tuple(kept))
 
 
 def _knows(name: str, fact: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
+from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ProtocolError
 from packhorse.schema import decoder_for, map_decoder
 from packhorse.wire.facts import DeclaredFacts, UnknownFact, declared_facts, read_facts
@@ -144,7 +145,8 @@ def _beginning(value: object, where: str) -> ForeignHello:
 
 
 def _contract(trainer: DeclaredFacts, **declared: Any) -> tuple[BatchContract, tuple[UnknownFact, ...]]:
-    return BatchContract(trainer=trainer.known, **declared), trainer.unknown
+    facts = None if trainer.known is None else TrainerFacts(**trainer.known)
+    return BatchContract(trainer=facts, **declared), trainer.unknown
 
 
 def _hello(contract: tuple[BatchContract, tuple[UnknownFact, ...]], **given: Any) -> Hello:
