@@ -33,7 +33,8 @@ from packhorse_service.snapshot.codec import StreamSnapshot, at_window_offset, d
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
-from packhorse_service.sources.tar.grouping import BadSample, Sample, split_name
+from packhorse_service.sources.sample import BadSample
+from packhorse_service.sources.tar.grouping import Sample, split_name
 from packhorse_service.sources.tar.reader import READ_LIMIT_BYTES, TarMember, read_members
 from tests.client.codec.test_views import case_of, sample_of
 from tests.client.messages import EXAMPLES

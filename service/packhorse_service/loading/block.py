@@ -23,7 +23,7 @@ __all__ = ["BlockRequest", "Fault", "TokenBlock"]
 class BlockRequest:
     """Read ``shard`` of ``source`` from byte ``offset``, whose first sample is number ``first_sample``.
 
-    ``offset`` counts bytes of the tar stream: of the decompressed one where the shard is compressed.
+    ``offset`` counts bytes of the shard's stream: of the decompressed one where the shard is compressed.
     """
 
     source: str
@@ -34,7 +34,7 @@ class BlockRequest:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One sample whose content cannot be used. It keeps its place in the block, with no ids."""
+    """Fault of a sample whose content cannot be used. The sample keeps its place in the block, with no ids."""
 
     index: int  # within the block
     place: str  # "shard 'a.tar', member 'x.txt' at byte 512"

@@ -20,9 +20,10 @@ from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
 from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_columnar
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.rendering import CHATML, ChatTemplate
+from packhorse_service.sources.sample import BadSample
 from packhorse_service.sources.shards import open_shard
 from packhorse_service.sources.tar.columnar import ReusableBuffer, read_columnar
-from packhorse_service.sources.tar.grouping import BadSample, Sample, group_samples
+from packhorse_service.sources.tar.grouping import Sample, group_samples
 from packhorse_service.sources.tar.reader import describe_member, read_members
 
 __all__ = ["BLOCK_BYTES", "BlockLoader", "ContentEncoder", "DecodingSpec"]
@@ -37,7 +38,7 @@ ID_LIMIT = int(np.iinfo(np.uint32).max) + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingSpec:
-    """How the samples of one source become ids."""
+    """Specification of how the samples of one source become ids. Raises ``ConfigError`` where it cannot work."""
 
     name: str  # of the source
     format: SampleFormat = SampleFormat.AUTO
@@ -45,11 +46,13 @@ class DecodingSpec:
     chat_template: str | None = None  # the template's text; None = CHATML
     date: str | None = None  # YYYY-MM-DD, what strftime_now gives to a template
     vocab_size: int | None = None  # ids are below it; None = the tokenizer's
-    block_bytes: int = BLOCK_BYTES  # of the tar stream: a block ends with the sample that reaches it
+    block_bytes: int = BLOCK_BYTES  # of the shard's stream: a block ends with the sample that reaches it
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1:
             raise ConfigError(f"source {self.name!r}: block_bytes={self.block_bytes} must be at least 1")
+        if self.vocab_size is not None and not 1 <= self.vocab_size <= ID_LIMIT:
+            raise ConfigError(f"source {self.name!r}: vocab_size={self.vocab_size} must be 1 … {ID_LIMIT}")
         if self.tokenizer is None and self.format in (SampleFormat.TEXT, SampleFormat.MESSAGES):
             raise ConfigError(
                 f"source {self.name!r}: format={str(self.format)!r} needs a tokenizer; set tokenizer.file"
@@ -57,7 +60,7 @@ class DecodingSpec:
 
 
 class ContentEncoder:
-    """What a sample holds → ids, for one source. ``vocab_size`` is the limit its ids keep."""
+    """Encoder of one source's samples: what they hold → ids. ``vocab_size`` is the limit that the ids keep."""
 
     def __init__(self, spec: DecodingSpec) -> None:
         self._name = spec.name
@@ -82,13 +85,13 @@ class ContentEncoder:
 
 
 class BlockLoader:
-    """Loads blocks of the sources in ``specs``, by source name. ``sleep`` is called between tries of a read."""
+    """Loader of blocks of the sources in ``specs``, by name. ``sleep`` is called between tries of a read."""
 
     def __init__(self, specs: Mapping[str, DecodingSpec], sleep: Callable[[float], None] = time.sleep) -> None:
         self._specs = dict(specs)
         self._encoders = {name: ContentEncoder(spec) for name, spec in specs.items()}
         self._sleep = sleep
-        self._room = ReusableBuffer()
+        self._buffer = ReusableBuffer()
 
     def load(self, request: BlockRequest) -> TokenBlock:
         """Return the block that starts at ``request``.
@@ -111,7 +114,7 @@ class BlockLoader:
         for pause in (*RETRY_PAUSES_S, None):
             try:
                 with open_shard(shard) as stream:
-                    block = _load_columnar(stream, request, spec, vocab_size, self._room)
+                    block = _load_columnar(stream, request, spec, vocab_size, self._buffer)
                     return _read_samples(stream, request, spec.block_bytes) if block is None else block
             except FileNotFoundError as error:
                 raise SourceError(
@@ -128,12 +131,12 @@ class BlockLoader:
 
 
 def _load_columnar(
-    stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int, room: ReusableBuffer
+    stream: BinaryIO, request: BlockRequest, spec: DecodingSpec, vocab_size: int, buffer: ReusableBuffer
 ) -> TokenBlock | None:
     """Return the block if it holds good ids alone, in samples that are alike: nothing is then done for each."""
     if spec.format not in (SampleFormat.AUTO, SampleFormat.TOKENS):
         return None
-    samples = read_columnar(stream, request.offset, spec.block_bytes, room)
+    samples = read_columnar(stream, request.offset, spec.block_bytes, buffer)
     columns = None if samples is None else decode_columnar(samples)
     if samples is None or columns is None:
         return None

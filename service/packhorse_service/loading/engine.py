@@ -29,20 +29,20 @@ Load = Callable[[BlockRequest], TokenBlock]
 
 log = logging.getLogger("packhorse.loading")
 
-LEAVE_S = 1.0  # for all workers together
-ATTEMPTS = 3  # a block that kills its worker this often is the block's fault
+SHUTDOWN_S = 1.0  # for all workers together
+LOAD_ATTEMPTS = 3  # a block that kills its worker this often is the block's fault
 
 
 class Engine(Protocol):
-    """Where blocks are loaded: here, in local processes, or on other machines."""
+    """A place where blocks are loaded: here, in local processes, or on other machines."""
 
     @property
     def workers(self) -> int:
-        """How many load side by side, beside the calling thread."""
+        """Number of loaders that work side by side, beside the calling thread."""
 
     @property
     def restarts(self) -> int:
-        """How often workers died, and were replaced."""
+        """Number of times that workers died, and were replaced."""
 
     def submit(self, request: BlockRequest) -> Future[TokenBlock]: ...
 
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
 
 class InlineEngine:
-    """Loads in the calling thread: no process to start, nothing runs ahead."""
+    """Engine in the calling thread: no process to start, nothing runs ahead."""
 
     workers = restarts = 0
 
@@ -70,7 +70,7 @@ class InlineEngine:
 
 
 class _WorkerState:
-    """What a worker process keeps: the loader, built once from its specification."""
+    """State of a worker process: the loader, built once from its specification."""
 
     load: Load | None = None
 
@@ -78,12 +78,12 @@ class _WorkerState:
 def _start_worker(make_load: Callable[[], Load]) -> None:
     # Ctrl-C reaches the whole process group; only the server decides when loading stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_the_server, daemon=True).start()
+    threading.Thread(target=_exit_with_the_server, daemon=True).start()
     _WorkerState.load = make_load()
 
 
-def _leave_with_the_server() -> None:
-    """A server that is killed cannot close its pool: its workers would wait for work for ever."""
+def _exit_with_the_server() -> None:
+    """Exit when the server has: killed, it cannot close its pool, whose workers would wait for work for ever."""
     server = multiprocessing.parent_process()
     if server is not None:
         server.join()
@@ -96,8 +96,8 @@ def _load_in_worker(request: BlockRequest) -> TokenBlock:
     return _WorkerState.load(request)
 
 
-class _Processes(SpawnContext):
-    """How a pool starts its workers; remembers them, because the pool does not say who they are."""
+class _TrackedSpawnContext(SpawnContext):
+    """Context in which a pool starts its workers. It remembers them: the pool does not say who they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class _Processes(SpawnContext):
 
 
 class ProcessEngine:
-    """A pool of spawned processes. ``make_load`` is called once in each."""
+    """Engine of spawned processes, in a pool. ``make_load`` is called once in each."""
 
     def __init__(self, workers: int, make_load: Callable[[], Load]) -> None:
         self.workers = workers
         self.restarts = 0
-        self._processes = _Processes()
+        self._processes = _TrackedSpawnContext()
         self._closed = False
         self._start = partial(
             ProcessPoolExecutor,
@@ -144,14 +144,14 @@ class ProcessEngine:
         self._pool.shutdown(wait=False, cancel_futures=True)
         alive = [process for process in self._processes.started if process.is_alive()]
         for process in alive:
-            process.join(LEAVE_S / len(alive))
+            process.join(SHUTDOWN_S / len(alive))
         for process in alive:
             process.kill()
             process.join()
 
 
 class BlockStore:
-    """Blocks by request, loaded ahead. What is ahead is bounded by what the caller announces."""
+    """Blocks by request, loaded ahead. What is ahead is bounded by what the caller asks for."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -160,7 +160,7 @@ class BlockStore:
 
     @property
     def loading(self) -> int:
-        """Blocks that are being loaded, or wait for a worker; safe from any thread."""
+        """Number of blocks that are being loaded, or wait for a worker; safe from any thread."""
         return sum(not future.done() for future in tuple(self._ahead.values()))
 
     def prefetch(self, requests: Iterable[BlockRequest]) -> None:
@@ -172,8 +172,8 @@ class BlockStore:
         self.waiting_for = None
 
     def get(self, request: BlockRequest) -> TokenBlock:
-        """The block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
-        for _ in range(ATTEMPTS):
+        """Return the block, waiting for it if need be. Raises ``SourceError`` as its loader did."""
+        for _ in range(LOAD_ATTEMPTS):
             self.prefetch([request])
             self.waiting_for = request
             try:
@@ -184,11 +184,11 @@ class BlockStore:
                 self.waiting_for = None
         raise SourceError(
             f"shard {request.shard.name!r} of source {request.source!r}, block at byte {request.offset}: "
-            f"the loader process died {ATTEMPTS} times; look for its last words in the log, or lower block_bytes"
+            f"the loader process died {LOAD_ATTEMPTS} times; look for its last words in the log, or lower block_bytes"
         )
 
     def forget(self) -> None:
-        """Drop what was announced: the order starts again from elsewhere."""
+        """Drop what was prefetched: the order starts again from elsewhere."""
         for future in self._ahead.values():
             future.cancel()
         self._ahead.clear()

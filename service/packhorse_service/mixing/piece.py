@@ -25,8 +25,7 @@ class Piece(NamedTuple):
     slots: int  # targets: one fewer than ids where the last id is a target only
 
 
-# ``Piece(*values)`` calls a ``__new__`` in Python, which calls this. For a piece of each sample, that is most of what
-# a sample costs: 0.36 µs instead of 0.16 µs.
+# ``Piece(*values)`` calls a ``__new__`` in Python, which calls this: measured, 0.18 µs a piece instead of 0.35 µs.
 make_piece: Callable[[Iterable[object]], Piece] = partial(tuple.__new__, Piece)
 
 

@@ -38,7 +38,7 @@ class ReplayPoint(NamedTuple):
 
 
 class StreamCursor(NamedTuple):
-    """Where a stream resumes: the order some way before the oldest pending piece, and what was packed since."""
+    """Cursor from which a stream resumes: the order before the oldest pending piece, and what was packed since."""
 
     order: OrderCursor
     cut_lengths: Sequence[CutLength]  # of the draws since

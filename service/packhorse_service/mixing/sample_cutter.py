@@ -18,7 +18,7 @@ __all__ = ["CutSample", "SampleCutter"]
 
 
 class CutSample(NamedTuple):
-    """What became of a sample. ``weight`` is what its draw counts towards the next replay point."""
+    """A sample as it was cut, or skipped. ``weight`` is what its draw counts towards the next replay point."""
 
     pieces: list[Piece]
     weight: int = 1  # pieces of the first cut, one at least; later cuts may come long after the draw and do not count

@@ -69,7 +69,7 @@ class SampleStream:
         self.restart()
 
     def restart(self) -> None:
-        """Go to the beginning."""
+        """Go to the beginning, as if nothing had been drawn yet."""
         self._begin(OrderCursor.at_start((plan.order for plan in self._plans), self._mixing))
 
     def _begin(self, order: OrderCursor) -> None:

@@ -18,10 +18,10 @@ __all__ = ["PipelineProgress", "SourceCounts", "describe_counts"]
 
 @dataclass(slots=True)
 class SourceCounts:
-    """What one source gave since the place that the stream began at or was last restored to.
+    """Account of what one source gave since the place that the stream began at or was last restored to.
 
-    What is drawn again from there counts as it stands: packed, or pending. ``tokens`` are ids as stored; all other
-    counts of tokens are targets.
+    What is drawn again from there counts as it stands: packed, or pending. ``ids`` are those stored; the rest
+    are samples, or targets, as their names say; ``packed`` counts targets.
     """
 
     samples: int = 0  # drawn, with the lost and the faulty ones
@@ -36,12 +36,12 @@ class SourceCounts:
 
     @property
     def pending(self) -> int:
-        """Targets that wait to be packed."""
+        """Number of targets that wait to be packed."""
         return self.targets - self.packed - self.lost_targets - self.dropped_remainder
 
 
 class PipelineProgress(NamedTuple):
-    """Of a pipeline that runs."""
+    """Progress of a pipeline that runs, for those who watch."""
 
     counts: Mapping[str, SourceCounts]
     epochs: Sequence[tuple[int, int]]  # of each source: the epoch, and how many of its shards were opened
@@ -50,7 +50,7 @@ class PipelineProgress(NamedTuple):
 
 
 def describe_counts(counts: Mapping[str, SourceCounts]) -> Iterator[str]:
-    """A line for each source."""
+    """Yield a line for each source: what became of its samples and targets."""
     for name, of_source in counts.items():
         yield (
             f"source {name!r}: {of_source.samples} samples of {of_source.ids} ids; of {of_source.targets} targets "

@@ -13,7 +13,7 @@ from typing import Any
 
 from packhorse_service.sources.formats import SampleFormat
 from packhorse_service.sources.messages import Conversation, Role, parse_conversation, parse_messages, parse_tools
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 
 __all__ = ["FORMS", "Item", "RowForm", "items_of"]
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """One way to write rows: how it is told, and what it becomes (one row may hold several samples)."""
+    """A way to write rows: how it is told, and what it becomes (a row may hold several samples)."""
 
     fields: str  # as shown to people
     format: SampleFormat

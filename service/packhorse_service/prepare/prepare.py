@@ -26,7 +26,7 @@ from packhorse_service.loading.tokenizer import TokenizerSpec
 from packhorse_service.prepare.json_rows import Item, items_of
 from packhorse_service.sources.formats import SampleFormat, TokenArrays
 from packhorse_service.sources.npy import dump_array
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 
 __all__ = ["PrepareSummary", "prepare"]
 
@@ -38,7 +38,7 @@ Rows = Iterator[tuple[str, object]]  # where a row stands in its file, and the r
 
 @dataclass(frozen=True, slots=True)
 class PrepareSummary:
-    """What ``prepare`` wrote. ``ids`` is ``None`` where nothing was tokenised."""
+    """Summary of what ``prepare`` wrote. ``ids`` is ``None`` where nothing was tokenised."""
 
     shards: tuple[Path, ...]
     rows: int
@@ -47,7 +47,7 @@ class PrepareSummary:
 
     @property
     def pattern(self) -> str:
-        """The shards as one pattern with braces, for the ``shards`` of a source."""
+        """Pattern with braces that names all shards, for the ``shards`` of a source."""
         first, last = self.shards[0], self.shards[-1]
         if first == last:
             return str(first)

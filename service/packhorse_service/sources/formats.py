@@ -22,15 +22,16 @@ import numpy.typing as npt
 
 from packhorse_service.sources.messages import Conversation, parse_conversation
 from packhorse_service.sources.npy import join_arrays, load_array
+from packhorse_service.sources.sample import BadSample, content_of
 from packhorse_service.sources.tar.columnar import ColumnarSamples
-from packhorse_service.sources.tar.grouping import BadSample, Sample, content_of
+from packhorse_service.sources.tar.grouping import Sample
 from packhorse_service.sources.tar.reader import TarMember
 
 __all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_columnar"]
 
 
 class SampleFormat(StrEnum):
-    """How the samples of a source are stored."""
+    """Format in which the samples of a source are stored."""
 
     AUTO = "auto"
     TEXT = "text"

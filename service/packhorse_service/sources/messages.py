@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 
 __all__ = ["Conversation", "Message", "Role", "parse_conversation", "parse_messages", "parse_tools"]
 
@@ -24,7 +24,7 @@ WEIGHT_FIELDS = ("loss_weight", "weight")
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """Role of the one who speaks in a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"

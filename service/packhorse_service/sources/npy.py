@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packhorse_service.sources.sample import BadSample, content_of
 from packhorse_service.sources.tar.columnar import Column
-from packhorse_service.sources.tar.grouping import BadSample, content_of
 from packhorse_service.sources.tar.reader import BLOCK, TarMember
 
 __all__ = ["JoinedArrays", "dump_array", "headers_of", "join_arrays", "load_array"]
@@ -63,20 +63,20 @@ class JoinedArrays(NamedTuple):
 
 def join_arrays(column: Column) -> JoinedArrays | None:
     """Join the arrays of a column; ``None`` unless ``load_array`` finds one in each member, all with like headers."""
-    stretch, starts = column.stretch, column.starts
-    first = _common_header(bytes(stretch[starts[0] : starts[0] + COMMON_HEADER_BYTES]))
+    buffer, starts = column.buffer, column.starts
+    first = _common_header(bytes(buffer[starts[0] : starts[0] + COMMON_HEADER_BYTES]))
     if first is None:
         return None
     _, dtype, begin = first
     counts, cut = np.divmod(column.sizes - begin, dtype.itemsize)
     if counts.min() < 0 or cut.any():
         return None
-    blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    blocks = np.frombuffer(buffer, np.uint8, len(buffer) // BLOCK * BLOCK).reshape(-1, BLOCK)
     headers = headers_of(dtype.str, begin)
     if blocks[starts // BLOCK, :begin].tobytes() != b"".join([headers[count] for count in counts.tolist()]):
         return None
     begins, ends = (starts + begin).tolist(), (starts + column.sizes).tolist()
-    joined = b"".join([stretch[begin:end] for begin, end in zip(begins, ends, strict=True)])
+    joined = b"".join([buffer[begin:end] for begin, end in zip(begins, ends, strict=True)])
     return JoinedArrays(np.frombuffer(joined, dtype), counts)
 
 
@@ -109,10 +109,10 @@ def _header(data: bytes, member: TarMember) -> tuple[int, np.dtype[Any], int]:
 
 
 class _CommonHeaders(dict[int, bytes]):
-    """The common header of so many values, which says nothing else of them. Most counts come again and again."""
+    """Common headers by their count of values: all else in them is the same. Most counts come again and again."""
 
     def __init__(self, dtype: str, size: int) -> None:
-        """Of values of this type; each takes ``size`` bytes."""
+        """Make headers of ``size`` bytes each, for values of type ``dtype``."""
         self._dtype, self._size = dtype, size
 
     def __missing__(self, count: int) -> bytes:

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.sources.messages import Message, Role
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 
 __all__ = ["CHATML", "ChatTemplate", "Span"]
 
@@ -48,7 +48,7 @@ DATA_ERRORS = (
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template, compiled: it renders conversations to text.
 
     ``date`` (YYYY-MM-DD) is what ``strftime_now`` gives; ``special_tokens`` holds the texts of ``bos_token``,
     ``eos_token`` … that the template may name. Raises ``ConfigError`` for a template that does not compile,

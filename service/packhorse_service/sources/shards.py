@@ -169,7 +169,7 @@ def _refuse_repeats(found: Iterable[_Found]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a source. ``name`` is what identifies it anywhere: it never holds a machine's path."""
+    """A file of a source. ``name`` is what identifies it anywhere: it never holds a machine's path."""
 
     name: str
     url: str

@@ -280,3 +280,9 @@ def test_real_shards_of_other_data_say_which_members_they_have_and_what_is_read(
     block = load_block(shared(f"data/wds/{name}.tar"))
     assert len(block.faults) == block.count
     assert f"members are '000000.{extension}', none of which is read; the formats known are" in str(block.faults[0])
+
+
+@pytest.mark.parametrize("vocab_size", [0, (1 << 32) + 1])
+def test_a_vocabulary_that_ids_cannot_have_is_refused(vocab_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"source 'docs': vocab_size={vocab_size} must be 1"):
+        DecodingSpec(name="docs", vocab_size=vocab_size)

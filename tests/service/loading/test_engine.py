@@ -14,7 +14,7 @@ import pytest
 
 from packhorse.errors import SourceError
 from packhorse_service.loading.block import BlockRequest, TokenBlock
-from packhorse_service.loading.engine import ATTEMPTS, BlockStore, InlineEngine, Load, ProcessEngine
+from packhorse_service.loading.engine import LOAD_ATTEMPTS, BlockStore, InlineEngine, Load, ProcessEngine
 from packhorse_service.sources.shards import Shard
 from tests.harness import wait_until
 from tests.service.corpus import make_block
@@ -118,7 +118,7 @@ class TestProcesses:
         store = BlockStore(engine)
         with pytest.raises(SourceError, match=r"'part-1\.tar' of source 'docs', block at byte 512: .*died 3 times"):
             store.get(request_for(1))
-        assert len(list(tmp_path.iterdir())) == ATTEMPTS
+        assert len(list(tmp_path.iterdir())) == LOAD_ATTEMPTS
         assert store.get(request_for(2)).keys == ("part-2.tar",)  # others still load
 
     def test_a_source_error_arrives_whole(self, engines: list[ProcessEngine]) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ConfigError, ProtocolError
+from packhorse_service.mixing.open_blocks import SourcePlan
 from packhorse_service.mixing.order import (
     BlockFacts,
     MixBy,
@@ -26,6 +27,8 @@ from packhorse_service.mixing.order import (
     SourceOrderPlan,
     integer_weights,
 )
+from packhorse_service.mixing.over_length import OverLength
+from packhorse_service.sources.shards import Shard
 from tests.service.corpus import mutated
 
 STRIDE = 100  # bytes of a block
@@ -336,3 +339,27 @@ def decode_or_refuse(plan: SourceOrderPlan, data: bytes) -> SourceCursor | None:
         return SourceCursor.decode(plan, memoryview(data))[0]
     except ProtocolError:
         return None
+
+
+# Plans that check themselves -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{"weight": 0}, {"epochs": 0}, {"open_shards": 0}])
+def test_a_plan_that_gives_no_order_is_refused_with_its_source_and_number(wrong: dict[str, int]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"source 'docs': {name}=0 must be at least 1"):
+        plan_for([[[2]]], **wrong)  # type: ignore[arg-type]
+
+
+def test_a_plan_without_shards_is_refused() -> None:
+    with pytest.raises(ConfigError, match="shards=0"):
+        plan_for([])
+
+
+@pytest.mark.parametrize(
+    ("shards", "budget", "said"), [(1, 0, "1 shards, and an order of 2"), (2, -1, "skip_budget=-1")]
+)
+def test_a_source_whose_parts_do_not_fit_is_refused(shards: int, budget: int, said: str) -> None:
+    named = tuple(Shard(f"{i}.tar", f"/{i}.tar", 512) for i in range(shards))
+    with pytest.raises(ConfigError, match=said):
+        SourcePlan(order=plan_for([[[2]]] * 2), shards=named, over_length=OverLength.SPLIT, skip_budget=budget)

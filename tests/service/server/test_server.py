@@ -17,7 +17,7 @@ from packhorse_service.server.lifetime import END_GRACE_S, Ending
 from packhorse_service.server.producer import PipelineFailed
 from packhorse_service.server.served_stream import with_text
 from packhorse_service.server.server import Server
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 from tests.harness import DEADLINE_S, wait_until
 from tests.service.corpus import inline_engine, random_lengths, write_source
 

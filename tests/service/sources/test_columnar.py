@@ -253,7 +253,7 @@ def test_real_shards_whose_samples_are_alike_are_columns_of_what_is_in_them(name
     assert uniform is not None
     [(extension, column)] = uniform.columns.items()
     places = zip(column.starts.tolist(), column.sizes.tolist(), strict=True)
-    data = [column.stretch[start : start + size] for start, size in places]
+    data = [column.buffer[start : start + size] for start, size in places]
     assert uniform.keys == [sample.key for sample in samples]
     assert data == [sample.members[extension].data for sample in samples]
 
@@ -442,10 +442,10 @@ def test_headers_of_more_counts_than_are_kept_are_told_all_the_same(monkeypatch:
     monkeypatch.setattr(npy, "HEADERS_KEPT", 8)
     arrays = [np.arange(count, dtype=np.int16) for count in (*range(50, 80), *range(50, 80))]
     files = [npy.dump_array(array) for array in arrays]
-    stretch = b"".join(data + bytes(-len(data) % tarfile.BLOCKSIZE) for data in files)
+    buffer = b"".join(data + bytes(-len(data) % tarfile.BLOCKSIZE) for data in files)
     sizes = np.array(list(map(len, files)))
     starts = np.cumsum([0, *(-(-sizes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)[:-1]])
-    joined = npy.join_arrays(Column(memoryview(stretch), starts, sizes))
+    joined = npy.join_arrays(Column(memoryview(buffer), starts, sizes))
     assert joined is not None
     assert joined.counts.tolist() == list(map(len, arrays))
     assert np.array_equal(joined.values, np.concatenate(arrays))

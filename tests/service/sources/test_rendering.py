@@ -8,7 +8,7 @@ import pytest
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.sources.rendering import CHATML, ChatTemplate
-from packhorse_service.sources.tar.grouping import BadSample
+from packhorse_service.sources.sample import BadSample
 
 DIALOGUE = [
     {"role": "system", "content": "Be brief."},

@@ -16,7 +16,8 @@ from webdataset.tariterators import base_plus_ext, group_by_keys
 from packhorse.errors import SourceError
 from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode
 from packhorse_service.sources.messages import Conversation
-from packhorse_service.sources.tar.grouping import BadSample, Sample, group_samples, split_name
+from packhorse_service.sources.sample import BadSample
+from packhorse_service.sources.tar.grouping import Sample, group_samples, split_name
 from packhorse_service.sources.tar.reader import TarMember, read_members
 from tests.service.shards_on_disk import ids_member
 from tests.shared_data import shared

@@ -25,7 +25,7 @@ AHEAD_BYTES = 64 * 1024
 
 
 class ReusableBuffer:
-    """Memory that is read into, again and again: for the system to give fresh memory costs more than to read it.
+    """Memory that is read into, again and again: fresh memory from the system costs more than to read into it.
 
     What was made of one block must not look at it any more when the next is read.
     """
@@ -33,42 +33,42 @@ class ReusableBuffer:
     def __init__(self) -> None:
         self._memory = bytearray()
 
-    def filled(self, stream: BinaryIO, size: int) -> memoryview:
-        """The next ``size`` bytes of a buffered stream; fewer at its end."""
+    def read(self, stream: BinaryIO, size: int) -> memoryview:
+        """Read the next ``size`` bytes of a buffered stream; fewer at its end."""
         if len(self._memory) < size:
             self._memory = bytearray(size)
-        room = memoryview(self._memory)[:size]
-        return room[: stream.readinto(room)]  # type: ignore[attr-defined]
+        buffer = memoryview(self._memory)[:size]
+        return buffer[: stream.readinto(buffer)]  # type: ignore[attr-defined]
 
 
 class Column(NamedTuple):
     """The members with one extension, one of each of the n samples of a block."""
 
-    stretch: memoryview  # of the shard
-    starts: npt.NDArray[np.int64]  # [n] where in the stretch a member's data begins
+    buffer: memoryview  # of the shard
+    starts: npt.NDArray[np.int64]  # [n] where in the buffer a member's data begins: a multiple of 512
     sizes: npt.NDArray[np.int64]  # [n] bytes
 
 
 class ColumnarSamples(NamedTuple):
-    """The n samples of a block."""
+    """The n samples of a block, all with the same members, as a column for each member."""
 
     keys: list[str]
     columns: Mapping[str, Column]  # by extension
     next_offset: int | None  # of the following sample's first header; None where the shard ends
 
 
-def read_columnar(stream: BinaryIO, offset: int, block_bytes: int, room: ReusableBuffer) -> ColumnarSamples | None:
+def read_columnar(stream: BinaryIO, offset: int, block_bytes: int, memory: ReusableBuffer) -> ColumnarSamples | None:
     """Return the samples of ``stream`` from ``offset`` on: the last is the one with which ``block_bytes`` are reached.
 
-    They lie in ``room``. ``None`` where their members differ, or where there is more than plain files and metadata
-    about them.
+    Their data lies in ``memory`` until it is read into again. ``None`` where their members differ, or where there is
+    more than plain files and metadata about them.
     """
     if offset < 0 or offset % BLOCK:
         return None
     stream.seek(offset)
     wanted = block_bytes + AHEAD_BYTES
-    stretch = room.filled(stream, wanted)
-    members = scan_members(stretch, at_end=len(stretch) < wanted)
+    buffer = memory.read(stream, wanted)
+    members = scan_members(buffer, at_end=len(buffer) < wanted)
     extensions = _extensions(members.names)
     each = len(extensions)
     count = _samples_in(members, each, block_bytes)
@@ -77,7 +77,7 @@ def read_columnar(stream: BinaryIO, offset: int, block_bytes: int, room: Reusabl
         return None
     behind = count * each
     columns = {
-        extension: Column(stretch, members.starts[number:behind:each], members.sizes[number:behind:each])
+        extension: Column(buffer, members.starts[number:behind:each], members.sizes[number:behind:each])
         for number, extension in enumerate(extensions)
     }
     follows = behind < len(members.names)

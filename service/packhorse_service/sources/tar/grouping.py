@@ -7,31 +7,18 @@ without a dot belongs to no sample.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from packhorse.errors import SourceError
 from packhorse_service.sources.tar.reader import TarMember, describe_member
 
-__all__ = ["BadSample", "Sample", "content_of", "group_samples"]
+__all__ = ["Sample", "group_samples"]
 
 # webdataset.tariterators.base_plus_ext, to the letter: importing it loads torch, seconds for each worker.
 MEMBER_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-COMPRESSED = ".gz"
-
-
-class BadSample(SourceError):
-    """One sample's content cannot be used; the loader records it as a fault and goes on.
-
-    ``member`` is the one at fault, ``None`` where it is the sample as a whole.
-    """
-
-    def __init__(self, reason: str, member: TarMember | None = None) -> None:
-        self.member = member
-        super().__init__(reason)
+GZIP_SUFFIX = ".gz"
 
 
 class Sample(NamedTuple):
@@ -48,7 +35,7 @@ class Sample(NamedTuple):
 
 
 def group_samples(members: Iterable[TarMember], *, shard: str) -> Iterator[Sample]:
-    """Yield the samples that ``members`` of one shard form.
+    """Group the ``members`` of one shard, and yield the samples that they form.
 
     Raises ``SourceError`` where a sample has one extension twice, or a key comes again after another:
     its members would be taken for two samples.
@@ -87,16 +74,4 @@ def split_name(name: str) -> tuple[str, str]:
         if match is None:
             return "", ""
         key, extension = match[1], match[2]
-    return key, extension.lower().removesuffix(COMPRESSED)
-
-
-def content_of(member: TarMember) -> bytes:
-    """Return a member's data, decompressed where its name ends in ``.gz``. Raises ``BadSample`` if damaged."""
-    if member.name[-3:].lower() != COMPRESSED:
-        return member.data
-    try:
-        return gzip.decompress(member.data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadSample(
-            f"its name ends in .gz but it is not a whole gzip file ({error}); write it again", member
-        ) from error
+    return key, extension.lower().removesuffix(GZIP_SUFFIX)

@@ -68,7 +68,7 @@ REFUSED_MAGIC = {
 
 
 class TarMember(NamedTuple):
-    """One regular file of a tar. Offsets count bytes of the (decompressed) tar stream."""
+    """A regular file of a tar. Offsets count bytes of the (decompressed) tar stream."""
 
     name: str
     data: bytes
@@ -77,7 +77,7 @@ class TarMember(NamedTuple):
 
 
 class _HeaderOverrides(NamedTuple):
-    """What PAX and GNU headers say about the member that follows them."""
+    """Values that PAX and GNU headers give for the member that follows them."""
 
     name: str | None = None
     size: int | None = None
@@ -87,7 +87,7 @@ NO_OVERRIDES = _HeaderOverrides()
 
 
 def describe_member(shard: str, member: TarMember) -> str:
-    """Say where ``member`` stands: how every error about data begins."""
+    """Return where ``member`` is, in words: how every error about data begins."""
     return f"shard {shard!r}, member {member.name!r} at byte {member.offset}"
 
 
@@ -142,7 +142,7 @@ class _TarStream:
         self._find_start(offset)
 
     def _find_start(self, offset: int) -> None:
-        """Stand at ``offset`` of the tar stream, decompressing where needed.
+        """Seek ``offset`` of the tar stream, decompressing where needed.
 
         A valid header there means a plain tar. So only where there is none are the magic bytes at the
         front looked at, which for a remote shard would be a request more for every block.

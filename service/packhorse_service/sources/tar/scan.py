@@ -1,11 +1,11 @@
 """Plain files of a tar, found and checked all at once: what nearly every member of nearly every shard is.
 
-``tar.read_members`` looks at one member after the other and knows every kind there is. Here a stretch of a
-shard becomes columns instead, compared for all headers together. A run of members ends at the first that
+``read_members`` looks at one member after the other and knows every kind there is. Here a buffer of a shard
+becomes columns instead, compared for all headers together. A run of members ends at the first that
 is anything but a plain file as tar tools write them, perhaps behind a PAX header that gives times and the
-like; whoever wants to know what is there reads it with ``tar``.
+like; whoever wants to know what is there calls ``read_members``.
 
-h = headers found in the stretch, n = members of the run.
+h = headers found in the buffer, n = members of the run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Truths = npt.NDArray[np.bool_]
 
 
 class ScannedMembers(NamedTuple):
-    """The n plain files at the front of a stretch, whole ones only. Offsets count from its first byte."""
+    """The n plain files at the front of a buffer, whole ones only. Offsets count from its first byte."""
 
     names: list[bytes]  # not decoded yet
     firsts: Integers  # [n] of the member's first header, a PAX header included
@@ -63,7 +63,7 @@ class ScannedMembers(NamedTuple):
 
 
 class _HeaderTable(NamedTuple):
-    """What looks like a header. Places count in blocks of 512 bytes."""
+    """Columns of all that looks like a header. Places count in blocks of 512 bytes."""
 
     places: Integers  # [h]
     names: Bytes  # [h, 100]
@@ -73,12 +73,12 @@ class _HeaderTable(NamedTuple):
     usual: Truths  # [h] is one, written as nearly every tool writes it, and its data is whole
 
 
-def scan_members(stretch: bytes | memoryview, *, at_end: bool) -> ScannedMembers:
-    """Return the run of plain files with which ``stretch`` begins, at a header.
+def scan_members(buffer: bytes | memoryview, *, at_end: bool) -> ScannedMembers:
+    """Return the run of plain files with which ``buffer`` begins, at a header.
 
-    ``at_end`` says that the shard has nothing behind the stretch.
+    ``at_end`` says that the shard has nothing behind the buffer.
     """
-    blocks = np.frombuffer(stretch, np.uint8, len(stretch) // BLOCK * BLOCK).reshape(-1, BLOCK)
+    blocks = np.frombuffer(buffer, np.uint8, len(buffer) // BLOCK * BLOCK).reshape(-1, BLOCK)
     headers = _headers(blocks)
     extending = headers.usual & (headers.kinds == PAX) & (headers.sizes > 0)
     extended = np.append(False, extending)[:-1]  # a PAX header stands before these
@@ -93,7 +93,7 @@ def scan_members(stretch: bytes | memoryview, *, at_end: bool) -> ScannedMembers
         sizes=headers.sizes[chosen],
         ended=count > 0
         and not extending[count - 1]
-        and _archive_ends(stretch, int(headers.nexts[count - 1]) * BLOCK, at_end),
+        and _archive_ends(buffer, int(headers.nexts[count - 1]) * BLOCK, at_end),
     )
 
 
@@ -120,19 +120,19 @@ def _headers(blocks: Bytes) -> _HeaderTable:
 
 
 def _are_octal(digits: Bytes) -> Truths:
-    """[d, h] → [h]"""
+    """Return [h] whether all digits [d, h] of a header's field are octal."""
     octal: Truths = np.equal(digits & 0xF8, ord("0")).all(axis=0)
     return octal
 
 
 def _octal(digits: Bytes) -> Integers:
-    """[d, h] → [h]"""
+    """Return the values [h] of octal digits [d, h]."""
     values: Integers = WEIGHTS[-len(digits) :] @ (digits & 7)
     return values
 
 
 def _say_nothing(blocks: Bytes, places: Integers, sizes: Integers) -> Truths:
-    """[x] Tell of each PAX header's data whether the member behind it is read the same without it."""
+    """Return [x], of each PAX header's data, whether the member behind it is read the same without it."""
     if not len(places):
         return np.ones(0, np.bool_)
     nothing = _give_the_time(blocks[places], sizes)
@@ -144,7 +144,7 @@ def _say_nothing(blocks: Bytes, places: Integers, sizes: Integers) -> Truths:
 
 
 def _give_the_time(fronts: Bytes, sizes: Integers) -> Truths:
-    """[x] Tell of PAX headers' data, the first block of each [x, 512], whether that is one record with the time."""
+    """Return [x], of the first blocks [x, 512] of PAX headers' data, whether that is one record with the time."""
     text = np.ascontiguousarray(fronts[:, :9].T)
     digits = text[:2] - ord("0")
     said = 10 * digits[0] + digits[1]
@@ -154,6 +154,6 @@ def _give_the_time(fronts: Bytes, sizes: Integers) -> Truths:
     return one
 
 
-def _archive_ends(stretch: bytes | memoryview, place: int, at_end: bool) -> bool:
-    header = stretch[place : place + BLOCK]
+def _archive_ends(buffer: bytes | memoryview, place: int, at_end: bool) -> bool:
+    header = buffer[place : place + BLOCK]
     return header == ZEROS or (at_end and not header)
