@@ -26,7 +26,8 @@ from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.packing.consumed_unit import ConsumedUnit
 from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,

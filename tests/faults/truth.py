@@ -14,7 +14,8 @@ from packhorse import ParallelLayout, Position
 from packhorse.codec.rebuild import Rebuilder
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.framing import view_key
-from packhorse_service.pipeline.run import Pipeline, plan_stream
+from packhorse_service.pipeline.plan import plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.row_digests import local_digest
 from tests.service.corpus import Pair, damage, inline_engine, random_lengths, read_shards, write_source
 

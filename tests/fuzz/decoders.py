@@ -29,7 +29,7 @@ from packhorse.schema import pack, unpack
 from packhorse.wire.messages import EXTRA_FRAMES, Batch, BatchBody, decode, encode
 from packhorse_service.mixing.over_length import UNLIMITED, CutLength
 from packhorse_service.planning.window_position import WindowPosition
-from packhorse_service.snapshot.codec import StreamSnapshot, at_window_offset, decode_snapshot, encode_snapshot
+from packhorse_service.snapshot.codec import StreamSnapshot, decode_snapshot, encode_snapshot
 from packhorse_service.sources import formats
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.npy import load_array
@@ -176,7 +176,7 @@ def _snapshots() -> list[bytes]:
     cursor = place_with([0, 1, 1] * 20, PLANS)
     beginning = encoded(cursor)
     cut_lengths = [CutLength(5, 64), CutLength(2, UNLIMITED)]
-    inside = at_window_offset(beginning, WindowPosition(2, 5, 8, 4, b"settings"))
+    inside = encoded(cursor, window=WindowPosition(2, 5, 8, 4, b"settings"))
     return [beginning, inside, encoded(place_with([1] * 7, PLANS, cut_lengths), step=9)]
 
 

@@ -30,7 +30,8 @@ from packhorse_service.mixing.order import Mixing, SourceOrderPlan
 from packhorse_service.mixing.over_length import OverLength
 from packhorse_service.mixing.sample_stream import SampleStream
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
-from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.planning.rows import build_rows
 from packhorse_service.sources.shards import Shard
 

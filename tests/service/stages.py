@@ -172,7 +172,7 @@ class MicroBatcherMachine:
             BatchContract(**contract), ParallelLayout(), seq_length=32, global_batch_size=4, vocab_size=9_000
         )
         self._batcher = micro_batcher_for(resolved, PackingPlan(capacity=32, lookahead=96))
-        joined = resolved.packing is Packing.CONCAT and not resolved.isolate_documents
+        joined = resolved.concatenated
         longest = 100 if resolved.packing is Packing.CONCAT else 33
         block = make_block(consecutive([2 + i * i * 13 % (longest - 1) for i in range(60)]))
         ends = block.offsets.tolist()

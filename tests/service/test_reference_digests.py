@@ -21,7 +21,7 @@ import pytest
 from packhorse.contract.layout import Coordinates
 from packhorse.errors import PackhorseError
 from packhorse_service.framing import FramedStep, view_key
-from packhorse_service.pipeline.run import StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
 from tests.service.corpus import make_plan, random_lengths, run_plan, write_source
 from tests.service.shards_on_disk import write_tar
 

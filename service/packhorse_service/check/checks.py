@@ -37,7 +37,7 @@ from packhorse_service.check.memory_bound import (
 from packhorse_service.config.serve_config import TRAIN, ServeConfig
 from packhorse_service.config.trainer_file import TrainerFile
 from packhorse_service.pipeline.all_streams import each_stream
-from packhorse_service.pipeline.run import open_tokenizer, resolve_contract
+from packhorse_service.pipeline.plan import open_tokenizer, resolve_contract
 from packhorse_service.planning.balance_window import check_window
 from packhorse_service.protocol.derived import derived_values
 from packhorse_service.server.authentication import load_clients

@@ -23,7 +23,7 @@ from packhorse_service.monitoring.loop_hook import LoopMonitor
 from packhorse_service.monitoring.recent_events import RecentEvents
 from packhorse_service.monitoring.status_http import StatusServer
 from packhorse_service.pipeline.all_streams import plan_streams
-from packhorse_service.pipeline.run import StreamPlan, make_engine
+from packhorse_service.pipeline.plan import StreamPlan, make_engine
 from packhorse_service.protocol.admission import ACCEPTED_AHEAD, Limits
 from packhorse_service.protocol.derived import derived_values
 from packhorse_service.protocol.stream_spec import readers_of

@@ -316,10 +316,10 @@ def _check_consumed(consumed: int, size: int) -> None:
 def micro_batcher_for(contract: ResolvedContract, plan: PackingPlan) -> MicroBatcher:
     """The assembler of a contract's packing mode."""
     mbs, width = contract.micro_batch_size, contract.seq_length
-    if contract.packing is Packing.CONCAT and contract.isolate_documents:
-        return ConcatIsolated(width, contract.segment_multiple, contract.max_segments)
-    if contract.packing is Packing.CONCAT:
+    if contract.concatenated:
         return ConcatContinuous(width, mbs)
+    if contract.packing is Packing.CONCAT:
+        return ConcatIsolated(width, contract.segment_multiple, contract.max_segments)
     if contract.packing is Packing.ONLINE:
         return Online(plan, contract.segment_multiple)
     return InBatch(mbs)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from packhorse.errors import PackhorseError
 from packhorse_service.config.serve_config import TRAIN, ServeConfig
-from packhorse_service.pipeline.run import StreamPlan, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, plan_stream
 
 __all__ = ["each_stream", "plan_streams"]
 

@@ -48,8 +48,8 @@ def assign_to_steps(costs: Sequence[int], steps: int, seed: int) -> list[list[in
     ``len(costs)`` is a multiple of ``steps``. Which run of a stratum a step gets is drawn from ``seed`` and the
     costs, never from the steps' numbers: every pass over the same data is dealt alike.
     """
-    if steps == 1:
-        return [list(range(len(costs)))]
+    if steps <= 1:
+        return [list(range(len(costs)))] * steps
     by_cost = _by_cost(costs)
     per_step = len(costs) // steps
     dealt: list[list[int]] = [[] for _ in range(steps)]

@@ -9,7 +9,9 @@ from packhorse_service.config.serve_config import ENDLESS, ServeConfig
 from packhorse_service.mixing.order import OnEnd
 from packhorse_service.mixing.sample_stream import DrawnSample
 from packhorse_service.packing.modes import PackedMicroBatch
-from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, cut_length, make_engine, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, make_engine, plan_stream
+from packhorse_service.pipeline.run import Pipeline
+from packhorse_service.planning.planned_step import PlannedStep
 from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.plan_collector import (
     PLANNED_AS,
@@ -76,7 +78,7 @@ def _planning(config: ServeConfig, plan: StreamPlan, origin: str) -> Planning:
         hidden_size=config.packing.hidden_size,
         window=config.packing.window,
         mixed_by=config.mixing.by,
-        limit=cut_length(plan),
+        limit=plan.cut_length,
         sources=tuple(
             PlannedSource(
                 name, setting.order.weight, source.over_length, source.skip_budget, f"sources.{name}.over_length"
@@ -102,9 +104,9 @@ class _Watching:
         self._collector.packed([piece.number for piece in micro_batch.pieces], self._plan.cost.cost(micro_batch.slots))
 
 
-def _facts(planned: PlannedStep, sources: int) -> StepFacts:
+def _facts(planned: PlannedStep[PackedMicroBatch], sources: int) -> StepFacts:
     facts = []
-    for micro_batch, cost, supervised in zip(planned.micro_batches, planned.costs, planned.supervised, strict=True):
+    for micro_batch, cost, supervised in zip(planned.micro_batches, planned.costs, planned.loss_tokens, strict=True):
         by_source = micro_batch.slots_by_source()
         tokens = [by_source.get(source, 0) for source in range(sources)]
         facts.append(MicroBatchFacts(list(micro_batch.slots), tokens, cost, supervised))

@@ -15,7 +15,9 @@ from rich.table import Column, Table
 from packhorse.errors import ConfigError
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
-from packhorse_service.pipeline.run import Pipeline, PlannedStep, StreamPlan, make_engine, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, make_engine, plan_stream
+from packhorse_service.pipeline.run import Pipeline
+from packhorse_service.planning.planned_step import PlannedStep
 from packhorse_service.planning.row_layout import row_offsets
 from packhorse_service.preview.from_lengths import Advance
 from packhorse_service.preview.unit_names import short_name
@@ -98,7 +100,7 @@ def inspect_step(config: ServeConfig, base: Path, step: int, advance: Advance) -
         engine.close()
 
 
-def _planned(pipeline: Pipeline, step: int, advance: Advance) -> PlannedStep:
+def _planned(pipeline: Pipeline, step: int, advance: Advance) -> PlannedStep[PackedMicroBatch]:
     while (planned := pipeline.next_planned_step()) is not None:
         advance(pipeline.step, sum(counts.samples for counts in pipeline.counts.values()))
         if planned.step == step:
@@ -108,7 +110,7 @@ def _planned(pipeline: Pipeline, step: int, advance: Advance) -> PlannedStep:
     raise ConfigError(f"--step {step}: the last step of the stream is {pipeline.step - 1}, counted from 0")
 
 
-def _placed(planned: PlannedStep, plan: StreamPlan) -> InspectedStep:
+def _placed(planned: PlannedStep[PackedMicroBatch], plan: StreamPlan) -> InspectedStep:
     last = len(planned.micro_batches) - 1
     placed = tuple(
         _micro_batch(planned.micro_batches[min(number, last)], plan, rank, index, number, filler=number > last)

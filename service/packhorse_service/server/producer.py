@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from packhorse.errors import ContractError, PackhorseError, ProtocolError
 from packhorse_service.loading.engine import Engine
 from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.protocol.effects import Made, Make, NotRestored, Restore, Restored
 
 __all__ = ["Failed", "PipelineFailed", "Producer", "Result"]

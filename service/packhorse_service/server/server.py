@@ -18,7 +18,7 @@ from packhorse.rules.runtime_rules import STREAM
 from packhorse.wire.hello import ForeignHello
 from packhorse.wire.messages import Bye, Hello, Message, Reject, ServerError
 from packhorse_service.loading.engine import Engine
-from packhorse_service.pipeline.run import StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
 from packhorse_service.protocol.admission import Limits
 from packhorse_service.protocol.effects import Effect, Send
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of

@@ -32,7 +32,6 @@ __all__ = [
     "SNAPSHOT_LIMIT_BYTES",
     "PackShape",
     "StreamSnapshot",
-    "at_window_offset",
     "decode_snapshot",
     "encode_snapshot",
     "snapshot_bound",
@@ -98,11 +97,6 @@ def encode_snapshot(snapshot: StreamSnapshot, fingerprint: StreamFingerprint) ->
             f"at most {SNAPSHOT_LIMIT_BYTES}: a sample is cut into very many; raise seq_length, or split it"
         )
     return data
-
-
-def at_window_offset(beginning: bytes, window: WindowPosition) -> bytes:
-    """The snapshot of a place inside a window, from that of the window's beginning."""
-    return beginning[: HEAD.size] + WINDOW.pack(*window) + beginning[HEAD.size + WINDOW.size :]
 
 
 def decode_snapshot(

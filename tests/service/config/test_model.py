@@ -11,7 +11,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError
 from packhorse_service.config.serve_config import ServeConfig, load_config
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.pipeline.run import plan_stream
+from packhorse_service.pipeline.plan import plan_stream
 from packhorse_service.sources.formats import SampleFormat
 from tests.service.corpus import write_source
 

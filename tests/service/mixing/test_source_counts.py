@@ -14,7 +14,8 @@ from packhorse_service.mixing.order import MixBy, Mixing, OnEnd
 from packhorse_service.mixing.over_length import OverLength
 from packhorse_service.mixing.piece import Piece
 from packhorse_service.mixing.source_counts import SourceCounts, describe_counts
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from tests.service.corpus import (
     Corpus,
     MemoryCorpus,

@@ -8,7 +8,7 @@ from pathlib import Path
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.monitoring.collect import StatusCollector
 from packhorse_service.monitoring.status import ServerStatus
-from packhorse_service.pipeline.run import plan_stream
+from packhorse_service.pipeline.plan import plan_stream
 from packhorse_service.protocol.effects import Made, Make
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of

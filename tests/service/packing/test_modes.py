@@ -17,7 +17,8 @@ from packhorse.codec.microbatch import MicroBatch
 from packhorse.codec.rebuild import Rebuilder
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.framing import FramedStep, ViewKey
-from packhorse_service.pipeline.run import Pipeline, make_engine, plan_stream
+from packhorse_service.pipeline.plan import make_engine, plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from tests.service.shards_on_disk import ids_member, write_tar
 
 VOCAB_SIZE = 5000

@@ -17,7 +17,8 @@ from packhorse_service.framing import FramedStep
 from packhorse_service.mixing import replay_log
 from packhorse_service.mixing.order import OrderCursor
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.snapshot.codec import decode_snapshot
 from tests.service.corpus import (
     Corpus,

@@ -12,7 +12,8 @@ from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.framing import FramedStep
 from packhorse_service.pipeline.all_streams import plan_streams
-from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from tests.service.corpus import (
     VOCABULARY,
     Corpus,

@@ -18,7 +18,8 @@ from packhorse.codec.rebuild import Rebuilder
 from packhorse.errors import ContractError, SourceError
 from packhorse_service.framing import FramedStep, ViewKey
 from packhorse_service.loading.engine import ProcessEngine
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.text.formatting import NAMES_SHOWN
 from tests.service.corpus import (
     Corpus,

@@ -22,7 +22,8 @@ from packhorse_service.mixing.open_blocks import OpenBlock, OpenBlocks
 from packhorse_service.mixing.order import OpenShard, OrderCursor
 from packhorse_service.mixing.piece import Demand, Piece
 from packhorse_service.mixing.sample_stream import SampleStream
-from packhorse_service.pipeline.run import Pipeline, StreamPlan, plan_stream
+from packhorse_service.pipeline.plan import StreamPlan, plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.snapshot.codec import decode_snapshot
 from tests.service.corpus import (
     Corpus,

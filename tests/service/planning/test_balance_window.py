@@ -15,7 +15,8 @@ import pytest
 
 from packhorse.errors import ConfigError, ContractError, ProtocolError
 from packhorse_service.framing import FramedStep
-from packhorse_service.pipeline.run import Pipeline, StreamPlan
+from packhorse_service.pipeline.plan import StreamPlan
+from packhorse_service.pipeline.run import Pipeline
 from tests.service.corpus import (
     Corpus,
     delivered_pairs,
@@ -115,7 +116,7 @@ def test_the_micro_batches_of_a_planned_step_are_in_the_order_in_which_they_came
         oldest = [min(piece.number for piece in micro_batch.pieces) for micro_batch in planned.micro_batches]
         # The packer seeds each pack with the oldest pending sample.
         assert oldest == sorted(oldest)
-        assert len(planned.costs) == len(planned.supervised) == len(planned.micro_batches)
+        assert len(planned.costs) == len(planned.loss_tokens) == len(planned.micro_batches)
 
 
 # The end ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from packhorse.codec.rebuild import Rebuilder
 from packhorse_service.commands import app
 from packhorse_service.config.serve_config import load_config
 from packhorse_service.framing import FramedStep, ViewKey
-from packhorse_service.pipeline.run import plan_stream
+from packhorse_service.pipeline.plan import plan_stream
 from packhorse_service.preview.inspected_step import InspectedStep, PlacedMicroBatch, PlacedSample, select
 from tests.service.corpus import random_lengths, read_shards, run_plan, write_source
 from tests.service.preview.test_plan_from_config import MODES, ONE_RUN

@@ -12,7 +12,8 @@ import pytest
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.mixing.over_length import OverLength
-from packhorse_service.pipeline.run import Pipeline, plan_stream
+from packhorse_service.pipeline.plan import plan_stream
+from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.preview.compare import compared
 from packhorse_service.preview.from_config import plan_feed
 from packhorse_service.preview.from_lengths import LengthsOptions, plan_lengths

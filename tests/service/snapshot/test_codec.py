@@ -25,7 +25,6 @@ from packhorse_service.snapshot.codec import (
     SNAPSHOT_LIMIT_BYTES,
     PackShape,
     StreamSnapshot,
-    at_window_offset,
     decode_snapshot,
     encode_snapshot,
 )
@@ -130,9 +129,8 @@ def test_a_place_inside_a_window_comes_back_with_the_stream_at_its_beginning(
     cursor = place_with([0, 1], of)
     beginning = encoded(cursor, step=7, consumed=5)
     window = WindowPosition(offset, offset + rest, offset + rest + shorter, packs, b"settings")
-    outside, inside = (
-        decode_snapshot(d, FINGERPRINT, first_order(of)) for d in (beginning, at_window_offset(beginning, window))
-    )
+    data = beginning, encoded(cursor, step=7, consumed=5, window=window)
+    outside, inside = (decode_snapshot(each, FINGERPRINT, first_order(of)) for each in data)
     assert (outside.window, inside.window) == (WINDOW, window)
     assert inside._replace(window=WINDOW, cursor=cursor) == outside._replace(cursor=cursor)
     assert same(inside, cursor)
