@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from packhorse import Feed, HandshakeRefused, __version__
-from packhorse.protocol import client_session
+from packhorse.protocol import reader_progress
 from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.pipeline.all_streams import plan_streams
 from packhorse_service.server.server import Server
@@ -69,7 +69,7 @@ def test_a_client_of_another_version_is_told_what_to_install(server: Server, hea
 
 
 def test_a_feed_of_another_version_raises_what_to_install(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_session, "PROTOCOL_VERSION", NEXT_VERSION)
+    monkeypatch.setattr(reader_progress, "PROTOCOL_VERSION", NEXT_VERSION)
     with (
         Feed(server.endpoint, arrays="numpy", start_timeout=DEADLINE_S) as feed,
         pytest.raises(HandshakeRefused) as error,
