@@ -12,7 +12,7 @@ from packhorse.protocol.client_session import State
 from packhorse.wire.messages import WaitReason, Welcome
 from packhorse_service.protocol.attempt import Phase
 from packhorse_service.protocol.effects import Restore
-from tests.protocol.rare_schedules import PATIENCE_S, begin, make, meet, phase_of, run, state_at
+from tests.protocol.rare_schedules import ONE, PATIENCE_S, begin, make, meet, phase_of, run, state_at
 from tests.protocol.simulated_cluster import REJOIN_AFTER_S, STEPS, Process, Seen, Server, SimulatedCluster
 
 
@@ -316,3 +316,17 @@ def test_who_meets_while_the_stream_is_on_its_way_to_their_start_is_welcomed_onc
         assert reader.connection is not None
         assert [type(message) for message, _ in reader.connection.down].count(Welcome) == 1
     assert_all_end(cluster)
+
+
+def test_what_is_restored_for_one_attempt_is_not_served_to_another_that_meets_meanwhile() -> None:
+    """A process from a checkpoint is waited for; the one that went before comes back, at the same place."""
+    cluster, server, (earlier,) = begin(Seen(), ONE)
+    run(cluster, Position(3, 0))
+    reader = cluster.replace(earlier.at, earlier.session.saved(), zombie=True)
+    cluster.connect(reader)
+    cluster.pass_on(reader)
+    assert [type(work) for work in server.work][-1] is Restore
+    reconnect(cluster, earlier)
+    cluster.deliver_up(earlier.connection)
+    assert phase_of(server) is Phase.RESTORING
+    assert server.session.attempt.snapshot_request is not None, "its own snapshot tells how it packs"
