@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -195,6 +195,16 @@ def test_a_page_that_nobody_sees_asks_seldom_and_at_once_when_it_is_seen_again(s
     site.say(with_stream(a_status(), step=3000))
     shown.run("delete document.visibilityState; document.dispatchEvent(new Event('visibilitychange'))")
     shown.wait_for("#sentence", "step 3,000")
+
+
+def test_lines_are_drawn_of_rates_of_whatever_size(show: Show) -> None:
+    (stream,) = a_status().streams
+    rates = cycle((0.0, 2e-311, 1.0, 1.7e308, 1.7e308, 5e-324))
+    history = tuple(replace(point, tokens_per_s=next(rates)) for point in stream.history)
+    shown = show(with_stream(a_status(), history=history))
+    drawn = shown.run("[...document.querySelectorAll('svg.plot *')].map((e) => e.outerHTML)")
+    assert len(drawn) > 4
+    assert not [element for element in drawn if "NaN" in element or "Infinity" in element]
 
 
 @pytest.mark.parametrize("width", [PHONE, 1200])

@@ -87,7 +87,7 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
-    """Bytes, by what holds them."""
+    """Bytes that a server may hold at most, by what holds them."""
 
     parts: Mapping[Component, int]
 
@@ -182,7 +182,7 @@ def local_sizes(config: ServeConfig, base: Path) -> ShardSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step as it is held."""
+    """Size of one step as it is held."""
 
     rows: int
     width: int  # slots of a row

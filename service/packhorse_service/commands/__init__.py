@@ -43,7 +43,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Take the options of every command."""
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

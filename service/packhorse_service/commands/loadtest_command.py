@@ -117,5 +117,5 @@ def loadtest_command(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Those that were not left out."""
+    """Return the options that were not left out."""
     return {name: value for name, value in options.items() if value is not None}

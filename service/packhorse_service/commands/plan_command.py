@@ -24,7 +24,7 @@ __all__ = ["plan_command"]
 
 
 def _of_lengths(text: str, *names: str, **settings: Any) -> Any:
-    """An option that says what a configuration would."""
+    """Return an option that says what a configuration would."""
     return typer.Option(
         *names, help=text, rich_help_panel="With --lengths, instead of FEED.YAML", show_default=False, **settings
     )

@@ -42,6 +42,8 @@ log = logging.getLogger("packhorse.server")
 
 
 class LogLevel(StrEnum):
+    """Level from which on lines are logged."""
+
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -174,7 +176,7 @@ def publish(text: str | None, path: Path | None) -> None:
 
 
 def _curve(described: CurveConfig | None, key_file: Path | None, base: Path) -> Curve | None:
-    """The keys, with the one that the command line names; it is relative to the working directory."""
+    """Read the keys, with the one that the command line names; it is relative to the working directory."""
     if key_file is None:
         return None if described is None else load_curve(described, base)
     if described is None:

@@ -17,7 +17,7 @@ HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Port 0 takes a free one."""
+    """Host and port to listen at; port 0 takes a free one."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Address:
 
 
 def address_of(monitor: str | None, listen: str) -> Address | None:
-    """Of a configuration: HOST:PORT as it stands; ``auto``: on loopback, beside the port of ``listen``.
+    """Return where a monitor listens: HOST:PORT as configured; ``auto``: on loopback, beside the port of ``listen``.
 
     Raises ``ConfigError`` where it is neither.
     """

@@ -9,7 +9,7 @@ __all__ = ["layout_of"]
 
 
 def layout_of(text: str) -> ParallelLayout:
-    """``data=2,context=2`` as a layout; sizes left out are 1. Raises ``ConfigError``."""
+    """Return ``data=2,context=2`` as a layout; sizes left out are 1. Raises ``ConfigError``."""
     sizes: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")

@@ -58,7 +58,7 @@ class LayoutSection(Section):
     """Parallel layout of a job."""
 
     def layout(self) -> ParallelLayout:
-        """Return the layout itself."""
+        """Return the layout that the section describes."""
         return ParallelLayout(**values_of(self))
 
 
@@ -67,7 +67,7 @@ class ContractSection(Section):
     """Contract that a server declares."""
 
     def contract(self) -> BatchContract:
-        """Return the contract itself."""
+        """Return the contract that the section describes."""
         return BatchContract(**values_of(self))
 
 
@@ -76,7 +76,7 @@ class DeclaredContract(Section):
     """Contract that a trainer declares; its facts have a section of their own."""
 
     def contract(self) -> BatchContract:
-        """Return the contract itself."""
+        """Return the contract that the section describes."""
         return BatchContract(**values_of(self))
 
 
@@ -85,5 +85,5 @@ class FactsSection(Section):
     """Facts that a trainer declares about itself."""
 
     def facts(self) -> TrainerFacts:
-        """Return the facts themselves."""
+        """Return the facts that the section describes."""
         return TrainerFacts(**values_of(self))

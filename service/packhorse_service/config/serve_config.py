@@ -62,7 +62,7 @@ def _epochs(value: object) -> int | str:
 
 
 def _date(value: object) -> object:
-    """YAML reads an unquoted date as one."""
+    """Return a date as text: YAML reads an unquoted one as a date."""
     return value.isoformat() if isinstance(value, datetime.date) else value
 
 
@@ -87,7 +87,7 @@ class TokenizerConfig(Section):
 
 
 class SourceConfig(Section):
-    """One source of samples."""
+    """Source of samples of a stream."""
 
     shards: Annotated[tuple[str, ...], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)] = Field(
         description="A pattern or a list of them: braces, globs, any URL that fsspec reads."
@@ -113,7 +113,7 @@ class SourceConfig(Section):
 
 
 class MixingConfig(Section):
-    """How sources are mixed by their weights."""
+    """Mixing of the sources by their weights."""
 
     by: MixBy = Field(default=MixBy.TOKENS, description="What weights are shares of: ids, or samples.")
     on_end: OnEnd = Field(
@@ -123,7 +123,7 @@ class MixingConfig(Section):
 
 
 class LoadingConfig(Section):
-    """Who reads and tokenises."""
+    """Reading and tokenising of shards."""
 
     workers: int = Field(
         default=2,
@@ -135,7 +135,7 @@ class LoadingConfig(Section):
 
 
 class PackingConfig(Section):
-    """How packs are filled."""
+    """Filling of packs with samples."""
 
     algorithm: PackingAlgorithm = Field(
         default=PackingAlgorithm.FIFO_EXACT_TAIL, description="How packs are made of a lookahead (`online`)."
@@ -159,7 +159,7 @@ class CurveConfig(Section):
 
 
 class ResumeConfig(Section):
-    """How to go on from a checkpoint."""
+    """Going on from a checkpoint."""
 
     allow_changes: tuple[Annotated[str, AfterValidator(_change)], ...] = Field(
         default=(), description="Changes of data or rendering to go on with, each as the refusal names it: PART@DIGEST."
@@ -206,7 +206,7 @@ class StreamConfig(Section):
 
 
 class ServeConfig(Section):
-    """The whole file."""
+    """Configuration of a server: the whole file."""
 
     listen: str = Field(
         default="tcp://127.0.0.1:5555",
@@ -282,7 +282,7 @@ class ServeConfig(Section):
         return self.contract_section.contract()
 
     def of_stream(self, name: str) -> ServeConfig:
-        """The configuration of one stream, as if it was the only one."""
+        """Return the configuration of one stream, as if it was the only one."""
         if name == TRAIN:
             return self
         own = self.streams[name]
@@ -294,7 +294,7 @@ class ServeConfig(Section):
 
 
 def _over(top: Section, own: Section) -> Section:
-    """What is set in ``own``, and of the top level where it is not."""
+    """Return what is set in ``own``, and of the top level where it is not."""
     return top.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 

@@ -35,7 +35,7 @@ class TrainerFile:
 
 
 class TrainerSections(Section):
-    """Sections of the file."""
+    """Sections of a trainer's file, as they are checked."""
 
     layout: LayoutSection | None = None
     contract: DeclaredContract = Field(default_factory=DeclaredContract)

@@ -19,7 +19,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def load_mapping(path: Path, what: str, rule: str = "must be a mapping of fields") -> dict[str, Any]:
-    """The mapping that a YAML file holds, unchecked; ``what`` the file is. Raises ``ConfigError``."""
+    """Return the mapping that a YAML file holds, unchecked; ``what`` the file is. Raises ``ConfigError``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -34,7 +34,7 @@ def load_mapping(path: Path, what: str, rule: str = "must be a mapping of fields
 
 
 def checked(model: type[Checked], raw: Mapping[str, Any], origin: object) -> Checked:
-    """``raw`` as a ``model``. Raises ``ConfigError`` that says of ``origin`` everything that is wrong."""
+    """Return ``raw`` as a ``model``. Raises ``ConfigError`` that says of ``origin`` everything that is wrong."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -59,7 +59,7 @@ def _explain(details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Names of the fields of the section that ``path`` leads to."""
+    """Return the names of the fields of the section that ``path`` leads to."""
     parts = iter(path)
     for part in parts:
         annotation = {(f.alias or name): f.annotation for name, f in model.model_fields.items()}.get(part)
@@ -70,6 +70,6 @@ def _known_fields(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def section_in(annotation: object) -> type[BaseModel] | None:
-    """The section that a field holds, or may hold, or holds by names of the file's choice."""
+    """Return the section that a field holds, or may hold, or holds by names of the file's choice."""
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)

@@ -1,4 +1,4 @@
-"""The collector: from what the server's loop holds to a ``ServerStatus``, once a second.
+"""From what the server's loop holds to a ``ServerStatus``, once a second.
 
 It reads and changes nothing, and remembers of the second before only what rates and durations need.
 """
@@ -77,7 +77,7 @@ class StatusCollector:
         self._constant = [_constant(watched) for watched in self._streams]
 
     def collect(self, now: float, connections: int) -> ServerStatus:
-        """The server as it stands ``now``."""
+        """Return the status of the server ``now``, with so many ``connections`` open."""
         streams = tuple(
             _stream_status(watched, constant, now)
             for watched, constant in zip(self._streams, self._constant, strict=True)
@@ -102,7 +102,7 @@ def _constant(watched: _WatchedStream) -> dict[str, Constants]:
 
 
 def _plain(value: object) -> str | int | float | bool | None:
-    """Enumerations are strings to whoever reads JSON."""
+    """Return a value as JSON has it: an enumeration as its text."""
     return value if value is None or isinstance(value, int | float) else str(value)
 
 
@@ -158,7 +158,7 @@ def _stream_status(watched: _WatchedStream, constant: dict[str, Constants], now:
 
 
 def _block(progress: PipelineProgress | None) -> str:
-    """The block that the producer waits for, for people."""
+    """Describe the block that the producer waits for; empty where it waits for none."""
     if progress is None or progress.waiting_for is None:
         return ""
     waits_for = progress.waiting_for
@@ -173,7 +173,7 @@ def _note_moves(session: StreamSession, past: _StreamHistory, now: float) -> Non
 
 
 def _noted_stall(past: _StreamHistory, found: Stall | None, now: float, passed_s: float) -> Stall | None:
-    """The stall with its age: it goes on as long as its cause is the same."""
+    """Return the stall with its age: it goes on as long as its cause is the same."""
     if found is None or past.stall is None or past.stall.cause is not found.cause:
         past.stall_began_s = now - min(passed_s, INTERVAL_S)
     past.stall = found

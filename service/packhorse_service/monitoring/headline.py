@@ -1,4 +1,4 @@
-"""What a status comes down to, in words, and which of its readers are worth a look.
+"""What a status comes down to, as a headline, and which of its readers to look at first.
 
 Said here once: the page, the terminal and programs that read ``/status.json`` all show the same.
 """
@@ -21,14 +21,14 @@ from packhorse_service.monitoring.status import (
 from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from packhorse_service.text.formatting import duration, percent, pluralise, si
 
-__all__ = ["HIGHLIGHTED", "STALLED_BY", "headline", "highlighted_ranks", "tokens_per_s", "with_headline"]
+__all__ = ["HIGHLIGHTED", "STALLED_BY", "headline", "highlighted_ranks", "mean", "tokens_per_s", "with_headline"]
 
 HIGHLIGHTED = 16  # readers
 RATE_S = 60.0  # over which throughput is averaged: steps come in gusts
 
 
 def with_headline(status: ServerStatus) -> ServerStatus:
-    """The same status, each stream with its headline and its notable readers."""
+    """Return the same status, each stream with its headline and its highlighted ranks."""
     streams = (
         replace(each, headline=headline(each), notable=highlighted_ranks(each.readers)) for each in status.streams
     )
@@ -36,7 +36,7 @@ def with_headline(status: ServerStatus) -> ServerStatus:
 
 
 def headline(stream: StreamStatus) -> Headline:
-    """Whether all is well with a stream, and if not, what keeps it."""
+    """Return whether all is well with a stream, and if not, what keeps it."""
     if stream.failure is not None:
         return _failed(stream)
     if stream.stall is not None:
@@ -105,18 +105,23 @@ PHASES: Mapping[StreamPhase, Callable[[StreamStatus], Headline]] = {
 
 
 def tokens_per_s(history: Sequence[HistoryPoint]) -> float:
-    """The mean of the last minute."""
+    """Return the mean throughput of the last minute."""
     rates = [moment.tokens_per_s for moment in history if moment.age_s <= RATE_S]
-    return sum(rates) / len(rates) if rates else 0.0
+    return mean(rates)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of numbers of whatever size, whose sum may be beyond what a float holds; 0 of none."""
+    return sum(value / len(values) for value in values)
 
 
 def highlighted_ranks(readers: Iterable[ReaderStatus]) -> tuple[int, ...]:
-    """The ranks most worth a look, the first first: who is lost or missing, who is behind, who waits longest."""
+    """Return the ranks to look at, the first first: who is lost or missing, who is behind, who waits longest."""
     return tuple(reader.rank for reader in sorted(readers, key=_interest)[:HIGHLIGHTED])
 
 
 def _interest(reader: ReaderStatus) -> tuple[float, ...]:
-    """Sorts the interesting ones first: of those at work, the furthest behind, whom the others wait for."""
+    """Return a key that sorts first whom to look at: of those at work, the furthest behind, for whom others wait."""
     group = GROUPS.get(reader.state, AT_WORK)
     silence_s = reader.silence_s if reader.state is ReaderState.LOST else 0.0
     return group, -silence_s, -reader.lag, -reader.waits_s, -reader.loop_age_s, reader.rank

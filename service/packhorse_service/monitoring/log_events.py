@@ -18,7 +18,7 @@ STALL_WARNED_S = 10.0  # shorter ones are on the status page, and in the metrics
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """One event, for ``logging``."""
+    """Event as ``logging`` takes it."""
 
     level: int
     text: str
@@ -26,7 +26,7 @@ class LogEvent:
 
 
 def log_events(before: ServerStatus, after: ServerStatus) -> Iterator[LogEvent]:
-    """Of every stream."""
+    """Yield what happened to every stream between two statuses."""
     for was, stream in zip(before.streams, after.streams, strict=True):
         for find in KINDS:
             for event in find(was, stream):
@@ -46,7 +46,7 @@ def _attempts(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
 
 
 def _readers(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
-    """Who was lost, and who is back. Many at once are one line."""
+    """Yield who was lost, who is back and who has left. Many at once are one line."""
     if not before.readers or after.phase not in (StreamPhase.RUNNING, StreamPhase.ENDED):
         return
     earlier = {reader.rank: reader for reader in before.readers}
@@ -67,7 +67,7 @@ def _names(readers: Sequence[ReaderStatus]) -> str:
 
 
 def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
-    """A stall is told once it has lasted, and its end where it was told."""
+    """Yield a stall once it has lasted, and its end where it was told."""
     was, now = before.stall, after.stall
     if now is not None and now.since_s >= STALL_WARNED_S and (was is None or was.since_s < STALL_WARNED_S):
         fields = {"cause": str(now.cause), "waiting": now.waiting, "seconds": now.since_s}
@@ -79,7 +79,7 @@ def _stalls(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
 
 
 def _data(before: StreamStatus, after: StreamStatus) -> Iterator[LogEvent]:
-    """Samples that were skipped, and epochs that ended."""
+    """Yield samples that were skipped, and epochs that began."""
     for was, now in zip(before.sources, after.sources, strict=True):
         if now.skipped > was.skipped:
             text = f"source {now.name!r}: {now.skipped - was.skipped} more samples skipped for their content"

@@ -20,7 +20,7 @@ NO_STEP = -1
 
 
 class StepPreview(NamedTuple):
-    """Of one step, of which nothing else is kept. Fillers do not count."""
+    """Preview of one step, of which nothing else is kept. Fillers do not count."""
 
     step: int
     fill: float = 0.0  # slots of segments with their alignment padding, by row slots
@@ -33,7 +33,7 @@ NO_PREVIEW = StepPreview(NO_STEP)
 
 
 def preview_of(step: FramedStep, before: StepPreview) -> StepPreview:
-    """The same as before where the step is."""
+    """Return the preview of a step; that from ``before`` where it is the same step."""
     if step.step == before.step:
         return before
     rows = [row for of_rank in step.rows for row in of_rank if not row.filler]
@@ -48,13 +48,13 @@ def preview_of(step: FramedStep, before: StepPreview) -> StepPreview:
 
 
 def _padded_lengths(row: Row) -> npt.NDArray[np.int32]:
-    """[L] slots of each segment that holds a sample, with its padding; that of the tail is none."""
+    """Return [L] int32: slots of each segment that holds a sample, with its padding; that of the tail is none."""
     padded: npt.NDArray[np.int32] = np.diff(row.cu_seqlens_padded)[np.diff(row.cu_seqlens) > 0]
     return padded
 
 
 def _pictures(step: FramedStep) -> Iterator[PackStatus]:
-    """The first micro-batch of every data-parallel rank, then the second, and so on."""
+    """Yield the first micro-batch of every data-parallel rank, then the second, and so on."""
     for index in range(max(map(len, step.rows), default=0)):
         for rank, of_rank in enumerate(step.rows):
             yield _picture(rank, index, of_rank[index])

@@ -27,7 +27,7 @@ Sample = tuple[tuple[str, ...], float]  # label values, value
 
 @dataclass(frozen=True, slots=True)
 class StreamMetric:
-    """A metric with the samples that a stream gives it; the first label is the stream's."""
+    """Metric with the samples that a stream gives it; the first label is the stream's."""
 
     name: str
     meaning: str
@@ -37,7 +37,7 @@ class StreamMetric:
 
 
 def registry_of(latest: Callable[[], ServerStatus]) -> CollectorRegistry:
-    """What a scrape shows: the latest status, and what the process takes."""
+    """Return the registry that a scrape shows: the latest status, and what the process takes."""
     registry = CollectorRegistry()
     registry.register(_StatusCollector(latest))
     ProcessCollector(registry=registry)
@@ -102,7 +102,7 @@ def _connected(reader: ReaderStatus) -> bool:
 
 
 def _waiting(stream: StreamStatus) -> Iterable[Sample]:
-    """Every cause, the absent ones too: a series that is missing cannot be told from one that is 0."""
+    """Count by every cause, the absent ones too: a series that is missing cannot be told from one that is 0."""
     causes = Counter(reader.cause for reader in stream.readers if reader.state.waits)
     return [((cause,), causes[cause]) for cause in Cause]
 
@@ -119,12 +119,14 @@ def _information(stream: StreamStatus) -> Iterable[Sample]:
 def counter(
     name: str, meaning: str, samples: Callable[[StreamStatus], Iterable[Sample]], labels: tuple[str, ...] = ()
 ) -> StreamMetric:
+    """Return a metric that only ever grows."""
     return StreamMetric(name, meaning, labels, samples, CounterMetricFamily)
 
 
 def gauge(
     name: str, meaning: str, samples: Callable[[StreamStatus], Iterable[Sample]], labels: tuple[str, ...] = ()
 ) -> StreamMetric:
+    """Return a metric that goes up and down."""
     return StreamMetric(name, meaning, labels, samples)
 
 

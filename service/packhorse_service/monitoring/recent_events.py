@@ -1,4 +1,4 @@
-"""The lines of the log that are worth a look later: warnings and errors, for the status page."""
+"""The last warnings and errors of the log, for the status page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = 50
 
 
 class RecentEvents(logging.Handler):
-    """Keeps the last of them. ``clock`` gives seconds."""
+    """Handler that keeps the last warnings and errors. ``clock`` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
@@ -28,13 +28,13 @@ class RecentEvents(logging.Handler):
         self._kept.append((self._clock(), record.levelname.lower(), record.getMessage()))
 
     def events(self, now: float) -> list[Event]:
-        """The last first."""
+        """Return what is kept, the last first, with ages at ``now``."""
         kept = reversed(tuple(self._kept))
         return [Event(age_s=round(now - at_s, 1), level=level, text=text) for at_s, level, text in kept]
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """To all that is logged here, while inside."""
+        """Keep what ``packhorse`` loggers log while inside."""
         logger = logging.getLogger("packhorse")
         logger.addHandler(self)
         try:

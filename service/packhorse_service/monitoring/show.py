@@ -31,27 +31,27 @@ class StatusExit(IntEnum):
 
 
 def exit_code(status: ServerStatus) -> StatusExit:
-    """Whether every stream is served well now."""
+    """Return the exit code for a status: whether every stream is served well now."""
     kept = any(stream.stall is not None or stream.failure is not None for stream in status.streams)
     return StatusExit.STALLED if kept else StatusExit.WELL
 
 
 def show(endpoint: str, console: Console) -> StatusExit:
-    """The status, once. Raises as ``ask``."""
+    """Show the status once. Raises as ``ask``."""
     status = ask(endpoint).status
     console.print(render(status))
     return exit_code(status)
 
 
 def show_json(endpoint: str, write: Callable[[str], None]) -> StatusExit:
-    """What the server says, as JSON for people and programs. Raises as ``ask``."""
+    """Write what the server says, as indented JSON. Raises as ``ask``."""
     answer = ask(endpoint)
     write(msgspec.json.format(answer.text, indent=2).decode())
     return exit_code(answer.status)
 
 
 def watch(endpoint: str, console: Console, interval_s: float) -> StatusExit:
-    """The status every ``interval_s`` seconds, until Ctrl-C; a server that is gone for a while may come back.
+    """Show the status every ``interval_s`` seconds, until Ctrl-C; a server that is gone for a while may come back.
 
     Where there is no terminal, a line for each stream each time. Raises as ``ask`` where the first time fails.
     """
@@ -76,7 +76,7 @@ def _screen_of(console: Console) -> Iterator[Callable[[LiveStatus], None]]:
 
 @dataclass(frozen=True, slots=True)
 class LiveStatus:
-    """What was said last and when, and why nothing has been since."""
+    """Status that was said last and when, and why none has been since."""
 
     endpoint: str
     last: StatusAnswer
@@ -84,7 +84,7 @@ class LiveStatus:
     error: str = ""
 
     def refreshed(self, interval_s: float) -> LiveStatus:
-        """After a pause."""
+        """Ask again after a pause; return what is known then."""
         time.sleep(interval_s)
         try:
             return LiveStatus(self.endpoint, ask(self.endpoint), time.monotonic())

@@ -1,4 +1,4 @@
-"""The status of a server at one moment, described: what ``/status.json`` says, and all else is made from.
+"""The status of a server at one moment: what ``/status.json`` says, and all else is made from.
 
 Times are ages in seconds at that moment: clocks of two machines need not agree. Counts are since the server
 started. A *cause* (``stalls``) is one word for why a reader has not got what it asks for.
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class StreamPhase(StrEnum):
-    """Where a stream's attempt is (``protocol.attempt.Phase``), or that there will be no other."""
+    """Phase of a stream's attempt (``protocol.attempt.Phase``), or that there will be no other."""
 
     FORMING = "forming"
     RESTORING = "restoring"
@@ -41,7 +41,7 @@ class StreamPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderStatus:
-    """One reader of a stream. Positions are (step, index) of its next micro-batch."""
+    """Status of one reader of a stream. Positions are (step, index) of its next micro-batch."""
 
     rank: int
     at: str  # its coordinates
@@ -60,7 +60,7 @@ class ReaderStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """What keeps a stream from going on: the first cause, not what follows from it."""
+    """Reason why a stream does not go on: the first cause, not what follows from it."""
 
     cause: Cause
     why: str
@@ -70,7 +70,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
-    """One source of a stream, in what was packed since the stream began or was restored."""
+    """Status of one source, in what was packed since the stream began or was restored."""
 
     name: str
     samples: int  # drawn
@@ -89,6 +89,8 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStatus:
+    """Status of the loader processes of one stream."""
+
     workers: int  # processes; 0: the server loads itself
     busy: float  # share of them that were at work over the last half minute
     restarts: int  # processes that died and were replaced
@@ -97,7 +99,7 @@ class LoaderStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackStatus:
-    """One row of the last step: slots of each segment, with and without its alignment padding."""
+    """Row of the last step: slots of each segment, with and without its alignment padding."""
 
     width: int
     lengths: tuple[int, ...]
@@ -109,7 +111,7 @@ class PackStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPoint:
-    """One second of the past."""
+    """Point of a stream's history: one second."""
 
     age_s: float
     tokens_per_s: float  # delivered: of steps that every reader has taken
@@ -119,7 +121,7 @@ class HistoryPoint:
 
 
 class Level(StrEnum):
-    """How well things are."""
+    """Level of a headline: whether something is wrong."""
 
     GOOD = "good"
     NOTICE = "notice"  # nothing is wrong, and nothing is trained yet
@@ -128,7 +130,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What it all comes down to (``words``): "training", "step 1,204, 16.2 M tokens/s …"."""
+    """Summary of a stream (``with_headline``): "training", "step 1,204, 16.2 M tokens/s …"."""
 
     level: Level = Level.NOTICE
     word: str = ""
@@ -137,6 +139,8 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
+    """Status of one stream at one moment."""
+
     name: str
     phase: StreamPhase
     phase_s: float
@@ -166,13 +170,13 @@ class StreamStatus:
     rejects: Mapping[str, int]  # by rule
     stalled_s: Mapping[str, float]  # by cause, to the second
     history: tuple[HistoryPoint, ...] = ()  # oldest first
-    headline: Headline = Headline()  # filled in by ``words``
-    notable: tuple[int, ...] = ()  # ranks worth a look, a few, the first first; the same
+    headline: Headline = Headline()  # filled in by ``with_headline``
+    notable: tuple[int, ...] = ()  # ranks to look at, a few, the first first; filled in the same way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A line of the log worth a look: a warning or an error."""
+    """Line of the log: a warning or an error."""
 
     age_s: float
     level: str
@@ -181,6 +185,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
+    """Status of a server with all its streams."""
+
     version: str
     endpoint: str
     uptime_s: float

@@ -34,14 +34,14 @@ LAST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class StatusAnswer:
-    """What a server said, and what it says with it."""
+    """Answer of a server: its status, and the text that says it."""
 
     status: ServerStatus
     text: bytes  # JSON
 
 
 def status_url(endpoint: str) -> str:
-    """Where the status of the server at ``endpoint`` is. Raises ``ConfigError`` where that cannot be told."""
+    """Return the URL of the status of the server at ``endpoint``. Raises ``ConfigError`` where that is unclear."""
     if URL.fullmatch(endpoint):
         return endpoint.removesuffix("/").removesuffix(PATH) + PATH
     tcp = endpoint.startswith("tcp://")
@@ -55,7 +55,7 @@ def status_url(endpoint: str) -> str:
 
 
 def ask(endpoint: str, timeout_s: float = TIMEOUT_S) -> StatusAnswer:
-    """The status of the server at ``endpoint``.
+    """Return the status of the server at ``endpoint``.
 
     Raises ``ConfigError`` where ``endpoint`` is none, ``TransportError`` where nobody answers within ``timeout_s``
     seconds, and ``ProtocolError`` where something else than a monitor of this version does.
@@ -84,7 +84,7 @@ def _fetch(url: str, timeout_s: float) -> bytes:
 
 
 def _said(error: HTTPError) -> str:
-    """The first line of what came with an error."""
+    """Return the first line of what came with an error."""
     said, *_ = error.read(CHUNK).decode(errors="replace").splitlines() or [""]
     return said or error.reason
 
@@ -125,7 +125,7 @@ def _read(url: str, text: bytes) -> ServerStatus:
 
 
 def _version(text: bytes) -> str | None:
-    """Of the server that said this, if one did."""
+    """Return the version of the server that said this, if one did."""
     try:
         said: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:

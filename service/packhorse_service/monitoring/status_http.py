@@ -51,13 +51,15 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
+    """Answer of the server to one request."""
+
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
 
 
 class StatusServer:
-    """Bound to ``address``; ``url`` is where that is in fact. ``latest`` is called by other threads.
+    """HTTP server bound to ``address``, in fact at ``url``; answers inside its ``with``. Its threads call ``latest``.
 
     Raises ``ConfigError`` where it cannot be bound.
     """
@@ -87,7 +89,7 @@ class StatusServer:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """One request (WSGI)."""
+        """Answer one request, as WSGI wants it."""
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             answer = HttpAnswer(b"only GET\n", status=HTTPStatus.METHOD_NOT_ALLOWED)
         elif self._private and not OURS.fullmatch(environ.get("HTTP_HOST", "localhost")):
@@ -107,14 +109,17 @@ class StatusServer:
         return HttpAnswer(encode(self._registry), kind)
 
     def _healthz(self, _accept: str) -> HttpAnswer:
-        """Whether the data loop turns. Who is connected does not matter: to kill the server would help nobody."""
+        """Answer whether the data loop turns.
+
+        Who is connected does not matter: to kill the server would help nobody.
+        """
         age_s = self._latest().age_s
         if age_s > TURNS_WITHIN_S:
             return _unavailable(f"the data loop last turned {age_s:.0f} s ago")
         return HttpAnswer(f"ok: the data loop last turned {age_s:.1f} s ago\n".encode())
 
     def _readyz(self, accept: str) -> HttpAnswer:
-        """Whether a reader that comes now is served: the contract holds, and the first step is made."""
+        """Answer whether a reader that comes now is served: the contract holds, and the first step is made."""
         status = self._latest()
         if not status.ready:
             failures = [stream.failure for stream in status.streams if stream.failure]
@@ -134,7 +139,7 @@ def _nothing(answers: Iterable[str]) -> HttpAnswer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, of which there are at most so many."""
+    """WSGI server with a thread for each request, at most ``AT_ONCE`` of them."""
 
     daemon_threads = True
     block_on_close = False
@@ -145,7 +150,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*args, **kwargs)
 
     def server_bind(self) -> None:
-        """As the class above, but without asking the network what this machine is called."""
+        """Bind as ``WSGIServer`` does, but without asking the network what this machine is called."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -163,7 +168,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Whoever asked has gone, or said what is no HTTP: nobody is left to tell."""
+        """Log that whoever asked has gone, or said what is no HTTP: nobody is left to tell."""
         log.debug("a request from %s was broken off", client_address, exc_info=True)
 
 
@@ -175,7 +180,7 @@ class _Handler(WSGIRequestHandler):
     timeout = READ_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes and scrapes come every few seconds: they are no events."""
+        """Log nothing: probes and scrapes come every few seconds and are no events."""
 
 
 def _bound(address: Address, answer: Callable[..., Iterable[bytes]]) -> WSGIServer:

@@ -16,7 +16,7 @@ SCRIPTS = ("figures.js", "elements.js", "readers.js", "plots.js", "packs.js", "t
 
 @cache
 def page() -> bytes:
-    """The page, UTF-8: the same for every server and at any time."""
+    """Return the page, UTF-8: the same for every server and at any time."""
     parts = files("packhorse_service.monitoring") / "page_files"
     text = {name: (parts / name).read_text(encoding="utf-8") for name in ("page.html", STYLE, *SCRIPTS)}
     script = "".join(text[name] for name in SCRIPTS)

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from packhorse.rounding import ceil_div
-from packhorse_service.monitoring.headline import STALLED_BY, with_headline
+from packhorse_service.monitoring.headline import STALLED_BY, mean, with_headline
 from packhorse_service.monitoring.status import Level, ReaderStatus, ServerStatus, SourceStatus, StreamStatus
 from packhorse_service.protocol.diagnosis import ReaderState
 from packhorse_service.text.formatting import and_more, duration, human_bytes, percent, pluralise, si
@@ -36,18 +36,18 @@ STATES = {
 
 
 def render(status: ServerStatus) -> Group:
-    """All of it."""
+    """Return a status as it fills one screen."""
     return Group(*_lines(with_headline(status)))
 
 
 def headlines(status: ServerStatus) -> Iterator[Text]:
-    """A line for each stream: how it does, as the page says it."""
+    """Yield a line for each stream: how it does, as the page says it."""
     for stream in with_headline(status).streams:
         yield _headline(stream)
 
 
 def plain(text: str) -> str:
-    """On one line, and without what a terminal would obey: names come from configurations and from readers."""
+    """Return text on one line, without what a terminal would obey: names come from configurations and readers."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
@@ -82,10 +82,10 @@ def _headline(stream: StreamStatus) -> Text:
 
 
 def _curve(stream: StreamStatus) -> str:
-    """Throughput of the last minutes, as many seconds to a column as it takes."""
+    """Draw the throughput of the last minutes, as many seconds to a column as it takes."""
     rates = [moment.tokens_per_s for moment in stream.history]
     a_column = ceil_div(len(rates), CURVE)
-    means = [sum(part) / len(part) for part in (rates[i : i + a_column] for i in range(0, len(rates), a_column or 1))]
+    means = [mean(rates[i : i + a_column]) for i in range(0, len(rates), a_column or 1)]
     top = max(means, default=0.0)
     return sparkline(means, 0.0, top) if top > 0 else ""
 
@@ -106,7 +106,7 @@ def _right(name: str) -> Column:
 
 
 def _states(stream: StreamStatus) -> Text:
-    """How many are in which state."""
+    """Count how many readers are in which state."""
     counts = Counter(reader.state for reader in stream.readers)
     parts = [(f"{counts[state]:,} {state}", STATES.get(state, "")) for state in ReaderState if counts[state]]
     joined = Text(", ").join(Text(*part) for part in parts)
@@ -114,7 +114,7 @@ def _states(stream: StreamStatus) -> Text:
 
 
 def _readers(stream: StreamStatus) -> RenderableType:
-    """Those worth a look, the first first."""
+    """Tabulate the readers to look at, the first first."""
     table = _table(_right("rank"), Column("at", no_wrap=True), *map(_right, ("takes", "lag", "asked")), Column("is"))
     shown = _shown(stream)
     for reader in shown:
@@ -126,7 +126,7 @@ def _readers(stream: StreamStatus) -> RenderableType:
 
 
 def _shown(stream: StreamStatus) -> list[ReaderStatus]:
-    """The notable ones, of many that wait for the same a few. Where they are all, each keeps its place."""
+    """Return the highlighted readers, a few of many that wait for the same; by rank, where they are all."""
     by_rank = {reader.rank: reader for reader in stream.readers}
     alike: Counter[tuple[ReaderState, str]] = Counter()
     shown = []
@@ -139,7 +139,7 @@ def _shown(stream: StreamStatus) -> list[ReaderStatus]:
 
 
 def _asked(reader: ReaderStatus) -> str:
-    """How long ago its loop did; a reader that is not here never asks."""
+    """Return how long ago a reader's loop asked; one that is not here never does."""
     if reader.state in (ReaderState.ABSENT, ReaderState.LEFT):
         return NOTHING
     return duration(reader.loop_age_s) if reader.loop_age_s else "now"

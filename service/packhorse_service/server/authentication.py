@@ -40,14 +40,14 @@ SPAN = re.compile(r" *([0-9]{1,9}) *(?:- *([0-9]{1,9}) *)?")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Some ranks of a stream's layout, or all: ``all``, ``0-7``, ``0, 8-15``."""
+    """Ranks of a stream's layout, some or all: ``all``, ``0-7``, ``0, 8-15``."""
 
     text: str
     spans: tuple[range, ...]
 
     @classmethod
     def parse(cls, text: object, where: str) -> Ranks:
-        """Raises ``ConfigError`` that begins with ``where``."""
+        """Read ranks as the list of clients writes them. Raises ``ConfigError`` that begins with ``where``."""
         if text == ALL:
             return cls(ALL, ())
         spans = [SPAN.fullmatch(part) for part in text.split(",")] if isinstance(text, str) else [None]
@@ -65,7 +65,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One key that may connect."""
+    """Key that may connect, and the ranks that its holder may claim."""
 
     name: str
     public: bytes
@@ -74,7 +74,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The list, by public key as ZeroMQ names it."""
+    """List of the keys that may connect, by public key as ZeroMQ names it."""
 
     path: Path
     by_key: Mapping[bytes, Client]
@@ -101,7 +101,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a server that encrypts needs: its pair of keys, and who may connect."""
+    """Keys of a server that encrypts (ZeroMQ's CURVE): its own pair, and the list of clients."""
 
     clients: Clients
     public: bytes
@@ -109,14 +109,14 @@ class Curve:
 
 
 class ClientAuthenticator:
-    """Lets in who is on the list, as ``zmq.auth`` asks; a key that is not is logged once."""
+    """Answer to ``zmq.auth``, which asks whether a key is on the list; one that is not is logged once."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._refused: set[bytes] = set()
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether this key may connect."""
+        """Return whether this key may connect."""
         known = key in self._clients.by_key
         if not known and key not in self._refused and len(self._refused) < REFUSED_LIMIT:
             self._refused.add(key)
@@ -126,13 +126,13 @@ class ClientAuthenticator:
 
 
 def load_curve(described: CurveConfig, base: Path) -> Curve:
-    """The files that a configuration in ``base`` names. Raises ``ConfigError`` where one cannot be used."""
+    """Read the files that a configuration in ``base`` names. Raises ``ConfigError`` where one cannot be used."""
     public, secret = read_key_pair(base / described.key_file)
     return Curve(load_clients(base / described.clients), public, secret)
 
 
 def load_clients(path: Path) -> Clients:
-    """Raises ``ConfigError`` that names the client and the field."""
+    """Read a list of clients. Raises ``ConfigError`` that names the client and the field."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ TRANSPORTS = ("tcp", "ipc")
 
 
 def is_private(listen: str) -> bool:
-    """Whether nobody from another machine can connect, nor to ``ipc`` anybody who may not write its file.
+    """Return whether nobody from another machine can connect, nor to ``ipc`` anybody who may not write its file.
 
     A name of a host or an interface may stand for any address, and an abstract ipc name is everybody's: neither is
     private. ``localhost`` is, by RFC 6761.

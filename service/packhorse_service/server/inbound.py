@@ -50,7 +50,7 @@ class InboundFilter:
 
     @property
     def connections(self) -> int:
-        """Number of open connections."""
+        """Number of connections that are open."""
         return len(self._admission)
 
     def closed_peers(self) -> list[bytes]:

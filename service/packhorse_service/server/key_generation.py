@@ -52,7 +52,7 @@ ranks = "{ranks}"
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was written, and for whom it is."""
+    """File that was written, and for whom it is."""
 
     path: Path
     purpose: str
@@ -112,7 +112,7 @@ def _require_folder(folder: Path) -> None:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """A new file that nobody else can read, at no moment."""
+    """Write a new file that nobody else can read, at no moment."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:

@@ -21,12 +21,14 @@ STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "
 
 
 class LogForm(StrEnum):
+    """Form of a line of the log."""
+
     TEXT = "text"
     JSON = "json"
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, the event, and its fields as name=value."""
+    """Formatter of time, level, logger, the event, and its fields as name=value."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
@@ -43,7 +45,7 @@ def _quoted(value: object) -> str:
 
 
 class Repetitions(logging.Filter):
-    """Holds back a line that was said within the last minute; when it is said again, it tells how often it was.
+    """Filter that holds back a line logged within the last minute; the next one tells how often that was.
 
     Not so what happened (``EVENTS``): that a reader is lost twice in a minute is news twice.
     """

@@ -36,7 +36,7 @@ class PipelineFailed(PackhorseError):
 
 
 class Producer(threading.Thread):
-    """Runs the pipeline on request. Results are put in ``results``, and ``wake`` is called.
+    """Thread that runs a pipeline on request. Results are put in ``results``, and ``wake`` is called.
 
     Nothing is loaded before the first request: a stream that nobody reads costs nothing.
     """
@@ -61,12 +61,12 @@ class Producer(threading.Thread):
 
     @property
     def progress(self) -> PipelineProgress | None:
-        """Where the pipeline stands; nothing where nobody asked."""
+        """Progress of the pipeline; ``None`` before the first request."""
         return None if self._pipeline is None else self._pipeline.progress
 
     @property
     def counts(self) -> Mapping[str, SourceCounts]:
-        """What became of all that each source gave; nothing where nobody asked."""
+        """Counts of what became of all that each source gave, by its name; none before the first request."""
         return {} if self._pipeline is None else self._pipeline.counts
 
     def run(self) -> None:

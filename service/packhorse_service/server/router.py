@@ -40,7 +40,7 @@ FRAMES_LIMIT = 3  # one more than any message has: what is beyond is read, and d
 
 
 class Arrival(NamedTuple):
-    """A message: who sent it, the number (``connections``) and public key, if any, of its connection, its frames."""
+    """Message as it arrived: who sent it, number and public key, if any, of its connection, its frames."""
 
     peer: bytes
     connection: int
@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """Bound to ``listen``; ``endpoint`` is where that is in fact. With ``curve`` only its clients can connect.
+    """ROUTER socket bound to ``listen``, in fact to ``endpoint``. With ``curve`` only its clients can connect.
 
     Raises ``ConfigError`` where it cannot be bound, or would be open to others and is not meant to be (``insecure``).
     """
@@ -65,13 +65,13 @@ class Router:
         self.connections = Connections(self._context, self._socket)
         self._bind(listen)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._socket_file = SocketFile.of(self.endpoint)
+        self._socket_file = SocketFile.at(self.endpoint)
         if self._socket_file is not None:
             self._socket_file.keep_private()
         self._poller = SocketPoller(self._socket, self.connections.monitor, self._waker)
 
     def _start_zap_thread(self, curve: Curve) -> ThreadAuthenticator:
-        """It answers before anything is bound: there is no moment in which anybody can connect."""
+        """Start the thread that checks keys, before anything is bound: at no moment can anybody else connect."""
         zap_thread = ThreadAuthenticator(self._context)
         zap_thread.configure_curve_callback(ZAP_DOMAIN, ClientAuthenticator(curve.clients))
         zap_thread.start()
@@ -119,7 +119,7 @@ class Router:
         return self._poller.wait(timeout_ms)
 
     def messages(self) -> Iterator[Arrival]:
-        """Some of what has arrived, a message from each connection in turn."""
+        """Yield some of what has arrived, a message from each connection in turn."""
         for _ in repeat(None, MESSAGES_A_TURN):
             if not has_message(self._socket):
                 return
@@ -132,7 +132,7 @@ class Router:
         return NO_KEY if self._curve is None else str(frame.get(USER)).encode("ascii")
 
     def _frames(self) -> list[bytes]:
-        """Of one message. Their number has no limit in ZeroMQ, so it has one here."""
+        """Read the frames of one message. Their number has no limit in ZeroMQ, so it has one here."""
         frames, more = list[bytes](), True
         while more:
             frame = self._socket.recv(copy=False)
@@ -142,7 +142,10 @@ class Router:
         return frames
 
     def send(self, peer: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether there still is such a connection. Large buffers are not copied, and must never change."""
+        """Send a message; return whether there still is such a connection.
+
+        Large buffers are not copied, and must never change.
+        """
         try:
             self._socket.send(peer, NOT_THE_LAST)
             for frame in frames[:-1]:
@@ -174,7 +177,7 @@ class Router:
 
 
 def _connection_number(peer: zmq.Frame) -> int | None:
-    """The number of its connection; none for ZeroMQ before 3.0, which has no handshake: anything passes for it."""
+    """Return the number of a peer's connection; ``None`` for ZeroMQ before 3.0, which has no handshake."""
     try:
         return int(peer.get(zmq.SRCFD))
     except zmq.ZMQError:

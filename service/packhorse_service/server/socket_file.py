@@ -12,23 +12,23 @@ IPC = "ipc://"
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """One file, known by its inode: a server that was started since may have another under the same name."""
+    """File of a socket, known by its inode: a server that was started since may have another under the same name."""
 
     path: Path
     inode: int
 
     @classmethod
-    def of(cls, endpoint: str) -> SocketFile | None:
-        """Of an endpoint that was bound just now; none where it is no file: TCP, or an abstract name."""
+    def at(cls, endpoint: str) -> SocketFile | None:
+        """Return the file of an endpoint that was bound just now; ``None`` for TCP and for an abstract name."""
         path = Path(endpoint.removeprefix(IPC))
         is_file = endpoint.startswith(IPC) and path.is_socket()
         return cls(path, path.stat().st_ino) if is_file else None
 
     def keep_private(self) -> None:
-        """Only its owner may connect, whatever the umask; ZeroMQ leaves that to it."""
+        """Let nobody but its owner connect, whatever the umask, to which ZeroMQ leaves that."""
         self.path.chmod(0o600)
 
     def remove(self) -> None:
-        """Nobody listens there any more."""
+        """Remove the file, where it still is this one."""
         if self.path.is_socket() and self.path.stat().st_ino == self.inode:
             self.path.unlink(missing_ok=True)

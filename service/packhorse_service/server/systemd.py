@@ -17,21 +17,25 @@ log = logging.getLogger("packhorse.server")
 
 
 class SystemdNotifier:
+    """Way to systemd, where ``NOTIFY_SOCKET`` in the environment names one."""
+
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def ready(self, status: str) -> None:
+        """Tell systemd that the server listens."""
         self._say(f"READY=1\nSTATUS={status}")
 
     def watchdog(self, status: str) -> None:
-        """Feed the watchdog."""
+        """Feed systemd's watchdog, and tell it what the server does."""
         self._say(f"WATCHDOG=1\nSTATUS={status}")
 
     def stopping(self) -> None:
+        """Tell systemd that the server leaves."""
         self._say("STOPPING=1")
 
     def _say(self, text: str) -> None:
-        """A supervisor that cannot be reached is no reason to stop serving: it will act on silence by itself."""
+        """Send a datagram; log where systemd cannot be reached, which will act on silence by itself."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

@@ -27,6 +27,8 @@ CHANGES_AT_ONCE = 8192
 
 
 class ConnectionChange(Enum):
+    """Kind of change that a socket's monitor reports."""
+
     OPENED = auto()
     CLOSED = auto()
 
@@ -38,7 +40,7 @@ EVENTS: dict[int, ConnectionChange] = {
 
 
 class Connections:
-    """Of one socket, which must not listen yet. Numbers are file descriptors of this process."""
+    """Connections of one socket, which must not listen yet. Numbers are file descriptors of this process."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], listener: zmq.Socket[bytes]) -> None:
         self._listener = listener
@@ -51,7 +53,7 @@ class Connections:
         self.monitor.connect(address)
 
     def changes(self) -> Iterator[tuple[ConnectionChange, int]]:
-        """Some of what has happened since: whoever connects very fast does not keep the thread here."""
+        """Yield some of what has happened since: whoever connects very fast does not keep the thread here."""
         for _ in repeat(None, CHANGES_AT_ONCE):
             if not has_message(self.monitor):
                 return
@@ -66,7 +68,10 @@ class Connections:
                 held.shutdown(socket.SHUT_RDWR)
 
     def bytes_received(self, connection: int) -> int | None:
-        """Bytes that have ever arrived on it, read or not; ``None`` where nobody counts them, or it has ended."""
+        """Return how many bytes have ever arrived on a connection.
+
+        ``None`` where nobody counts them, or where it has ended.
+        """
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as held:
             if _local_end(held) == self._own_end() and held.family in COUNTED:
                 info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size)
@@ -81,13 +86,13 @@ class Connections:
         return self._listens_at
 
     def close(self) -> None:
-        """Before the socket itself closes."""
+        """Stop the monitor, before the socket itself closes."""
         self._listener.disable_monitor()
         self.monitor.close(linger=0)
 
 
 def _local_end(connected: socket.socket) -> object:
-    """Where a connection ends on this side: its port, or the name of its socket."""
+    """Return the end of a connection on this side: its port, or the name of its socket."""
     name = connected.getsockname()
     if isinstance(name, tuple):
         return name[1]

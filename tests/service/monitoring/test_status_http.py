@@ -16,6 +16,7 @@ from packhorse.errors import ConfigError
 from packhorse_service.config.addresses import AUTO, Address, address_of
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.status_http import AT_ONCE, StatusServer
+from tests.harness import DEADLINE_S
 from tests.service.monitoring.looking import looked_at
 
 ANY = Address("127.0.0.1", 0)
@@ -28,7 +29,7 @@ def monitor(status: ServerStatus, address: Address = ANY) -> Iterator[StatusServ
 
 
 def ask(at: StatusServer, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
-    with closing(http.client.HTTPConnection(at.url.removeprefix("http://"), timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(at.url.removeprefix("http://"), timeout=DEADLINE_S)) as connection:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
@@ -107,7 +108,7 @@ def test_a_page_of_another_name_cannot_read_the_status_of_this_machine(status: S
 def test_connections_that_say_nothing_do_not_keep_others_from_their_answer(status: ServerStatus) -> None:
     with monitor(status) as at:
         host, _, port = at.url.removeprefix("http://").rpartition(":")
-        silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(AT_ONCE - 1)]
+        silent = [socket.create_connection((host, int(port)), timeout=DEADLINE_S) for _ in range(AT_ONCE - 1)]
         assert ask(at, "/healthz")[0] == 200
         for connection in silent:
             connection.close()

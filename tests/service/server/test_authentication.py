@@ -195,7 +195,7 @@ def test_the_servers_secret_is_in_no_description(tmp_path: Path) -> None:
         load_curve(CurveConfig(**CURVE), tmp_path)
 
 
-def test_a_server_whose_gatekeeper_is_gone_fails_rather_than_let_clients_wait(tmp_path: Path) -> None:
+def test_a_server_whose_zap_thread_is_gone_fails_rather_than_let_clients_wait(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     router = Router(f"ipc://{tmp_path}/socket", curve=load_curve(CurveConfig(**CURVE), tmp_path))
     assert router._zap_thread is not None

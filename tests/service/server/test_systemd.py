@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from packhorse_service.server.systemd import SystemdNotifier
+from tests.harness import DEADLINE_S
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["a file", "an abstract name"])
@@ -15,7 +16,7 @@ def test_it_hears_when_the_server_listens_turns_and_stops(tmp_path: Path, abstra
     name = f"@packhorse-{tmp_path.name}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name[1:] if abstract else name)
-        systemd.settimeout(10)
+        systemd.settimeout(DEADLINE_S)
         supervisor = SystemdNotifier({"NOTIFY_SOCKET": name})
         supervisor.ready("listening on tcp://127.0.0.1:5555")
         supervisor.watchdog("attempt 1, running, step 7")

@@ -24,7 +24,7 @@ function number(value) {
   return scale ? `${figure(value / scale[0])} ${scale[1]}` : figure(value);
 }
 
-const percent = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)}%` : MISSING);
+const percent = (share, digits = 1) => (isNumber(share) && isNumber(100 * share) ? `${(100 * share).toFixed(digits)}%` : MISSING);
 
 /** Two units at most: 3.2 s, 12 s, 3 min 20 s. */
 function duration(seconds) {

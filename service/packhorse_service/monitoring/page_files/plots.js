@@ -5,14 +5,12 @@ const STEPS = [1, 2, 2.5, 5, 10];
 const SMOOTH = 10; // moments
 const SHORTEST_S = 60;
 
-/** The mean of the moments around each: steps come in gusts. */
-function smoothed(values) {
-  let sum = 0;
-  return values.map((value, index) => {
-    sum += value - (index >= SMOOTH ? values[index - SMOOTH] : 0);
-    return Math.max(sum, 0) / Math.min(index + 1, SMOOTH);
-  });
-}
+/** The mean of some numbers, of whatever size: no sum on the way overflows, or loses what is small beside it. */
+const mean = (values) => values.reduce((sum, value) => sum + value / values.length, 0);
+
+/** The mean of each value and those before it: steps come in gusts. A value that is missing counts as 0. */
+const smoothed = (values) => values.map((_, index) =>
+  mean(values.slice(Math.max(0, index + 1 - SMOOTH), index + 1).map((value) => (isNumber(value) ? value : 0))));
 
 /** Round values from low to high, some ``few`` of them; ``least`` apart at least. */
 function ticks(low, high, few, least = 0) {
@@ -20,7 +18,8 @@ function ticks(low, high, few, least = 0) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = STEPS.find((each) => each * power >= rough * 0.999) * power;
   const found = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high * (1 + 1e-9) && found.length < 50; n += 1) found.push(n * step);
+  const end = Math.min(high * (1 + 1e-9), Number.MAX_VALUE);
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= end && found.length < 50; n += 1) found.push(n * step);
   return found;
 }
 
@@ -101,7 +100,7 @@ class Plot {
   }
 }
 
-const fromZero = (least) => (values) => [0, Math.max(least, ...values) * 1.05];
+const fromZero = (least) => (values) => [0, Math.min(Math.max(least, ...values) * 1.05, Number.MAX_VALUE)];
 /** Up to 100 %, and down as far as it takes to see differences. */
 const upToFull = (values) => [Math.max(0, Math.min(0.95, ...values) - 0.01), 1];
 
