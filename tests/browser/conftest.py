@@ -13,7 +13,7 @@ import pytest
 
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.status_page import page as status_page
-from tests.service.monitoring.answering import Page, Site, answering
+from tests.service.monitoring.scripted_site import Page, Site, serving
 from tests.service.monitoring.statuses import a_status
 
 DEADLINE_MS = 20_000
@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
 def site() -> Iterator[Site]:
     """The page as a server serves it, with the status of four ranks that train."""
     headers = {"Content-Security-Policy": POLICY}
-    with answering(Site({"/": Page(status_page(), "text/html; charset=utf-8", headers=headers)})) as site:
+    with serving(Site({"/": Page(status_page(), "text/html; charset=utf-8", headers=headers)})) as site:
         site.say(a_status())
         yield site
 

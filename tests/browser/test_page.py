@@ -13,7 +13,7 @@ from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.status import Event, ServerStatus
 from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.browser.conftest import DEADLINE_MS, Show
-from tests.service.monitoring.answering import Site, answering
+from tests.service.monitoring.scripted_site import Site, serving
 from tests.service.monitoring.statuses import a_reader, a_stall, a_status, a_stream, statuses, with_stream
 
 PHONE = 360
@@ -66,13 +66,13 @@ def test_it_says_so_when_the_server_is_gone_and_recovers_by_itself(show: Show, s
 
 def test_a_server_that_is_started_again_is_found_again(browser: Any, site: Site) -> None:
     other = Site(dict(site.pages))
-    with answering(other):
+    with serving(other):
         page = browser.new_page()
         page.goto(other.url)
         page.locator("#word", has_text="training").wait_for(timeout=DEADLINE_MS)
     page.locator("#word", has_text="gone").wait_for(timeout=DEADLINE_MS)
     other.say(with_stream(a_status(), step=7))
-    with answering(other):
+    with serving(other):
         page.locator("#sentence", has_text="step 7,").wait_for(timeout=DEADLINE_MS)
         page.close()
 

@@ -15,20 +15,20 @@ from packhorse_service.monitoring.log_events import LogEvent, log_events
 from packhorse_service.monitoring.prometheus import READERS_SHOWN, registry_of
 from packhorse_service.monitoring.status import ReaderStatus, ServerStatus, Stall, StreamPhase, StreamStatus
 from packhorse_service.protocol.diagnosis import Cause, ReaderState
-from tests.service.monitoring.looking import Looking, looked_at
+from tests.service.monitoring.collected_stream import CollectedStream, status_after
 
 
 @pytest.fixture
-def looking(tmp_path: Path) -> Iterator[Looking]:
-    looking = Looking(tmp_path)
-    yield looking
-    looking.close()
+def collected(tmp_path: Path) -> Iterator[CollectedStream]:
+    collected = CollectedStream(tmp_path)
+    yield collected
+    collected.close()
 
 
-def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
-    looking.make(3)
-    (stream,) = looking.collector.collect(5.0, 0).streams
-    rows = [row for step in looking.session.buffer.steps.values() for of_rank in step.rows for row in of_rank]
+def test_counts_are_those_of_the_rows_that_were_made(collected: CollectedStream) -> None:
+    collected.make(3)
+    (stream,) = collected.collector.collect(5.0, 0).streams
+    rows = [row for step in collected.session.buffer.steps.values() for of_rank in step.rows for row in of_rank]
     assert (stream.steps, stream.microbatches) == (3, len(rows)) == (3, 12)
     assert stream.tokens == sum(row.num_tokens for row in rows)
     assert stream.loss_tokens == sum(row.num_loss_tokens for row in rows)
@@ -38,10 +38,10 @@ def test_counts_are_those_of_the_rows_that_were_made(looking: Looking) -> None:
     assert source.share == source.weight == 1.0
 
 
-def test_packs_are_pictured_as_they_are(looking: Looking) -> None:
-    looking.make(1)
-    (stream,) = looking.collector.collect(5.0, 0).streams
-    (step,) = looking.session.buffer.steps.values()
+def test_packs_are_pictured_as_they_are(collected: CollectedStream) -> None:
+    collected.make(1)
+    (stream,) = collected.collector.collect(5.0, 0).streams
+    (step,) = collected.session.buffer.steps.values()
     for pack in stream.packs:
         row = step.rows[pack.rank][pack.index]
         assert sum(pack.lengths) == row.num_tokens
@@ -50,26 +50,26 @@ def test_packs_are_pictured_as_they_are(looking: Looking) -> None:
     assert 0 < stream.useful_fill <= stream.fill <= 1
 
 
-def test_a_server_that_has_made_nothing_is_not_ready(looking: Looking) -> None:
-    assert not looking.collector.collect(1.0, 0).ready
-    looking.make(1)
-    assert looking.collector.collect(2.0, 0).ready
+def test_a_server_that_has_made_nothing_is_not_ready(collected: CollectedStream) -> None:
+    assert not collected.collector.collect(1.0, 0).ready
+    collected.make(1)
+    assert collected.collector.collect(2.0, 0).ready
 
 
-def test_the_past_is_kept_and_grows_older(looking: Looking) -> None:
+def test_the_past_is_kept_and_grows_older(collected: CollectedStream) -> None:
     for second in range(1, 4):
-        status = looking.collector.collect(float(second), 0)
+        status = collected.collector.collect(float(second), 0)
     assert [moment.age_s for moment in status.streams[0].history] == [2.0, 1.0, 0.0]
 
 
-def test_a_status_survives_its_way_to_another_process(looking: Looking) -> None:
-    looking.make(2)
-    status = looking.collector.collect(5.0, 3)
+def test_a_status_survives_its_way_to_another_process(collected: CollectedStream) -> None:
+    collected.make(2)
+    status = collected.collector.collect(5.0, 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=ServerStatus) == status
 
 
 def stream_with(readers: int) -> StreamStatus:
-    (stream,) = looked_at(steps=1).streams
+    (stream,) = status_after(steps=1).streams
     many = tuple(
         ReaderStatus(rank=rank, at=f"dp{rank}", state=ReaderState.RECEIVING, lag=rank) for rank in range(readers)
     )
@@ -78,7 +78,7 @@ def stream_with(readers: int) -> StreamStatus:
 
 @pytest.mark.parametrize(("readers", "shown"), [(4, 4), (READERS_SHOWN, READERS_SHOWN), (READERS_SHOWN + 1, 0)])
 def test_series_of_readers_are_bounded_and_the_worst_is_always_shown(readers: int, shown: int) -> None:
-    status = replace(looked_at(steps=1), streams=(stream_with(readers),))
+    status = replace(status_after(steps=1), streams=(stream_with(readers),))
     families = {family.name: family.samples for family in registry_of(lambda: status).collect()}
     assert len(families["packhorse_reader_lag_microbatches"]) == shown
     assert [sample.value for sample in families["packhorse_reader_lag_microbatches_max"]] == [readers - 1]
@@ -88,7 +88,7 @@ def test_series_of_readers_are_bounded_and_the_worst_is_always_shown(readers: in
 
 
 def between(before: dict[str, Any], after: dict[str, Any]) -> list[LogEvent]:
-    status = looked_at(steps=1)
+    status = status_after(steps=1)
     (stream,) = status.streams
     return list(
         log_events(

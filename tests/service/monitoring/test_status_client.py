@@ -16,7 +16,7 @@ from packhorse import ConfigError, ProtocolError, TransportError
 from packhorse_service.config.addresses import BESIDE
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.status_client import ask, status_url
-from tests.service.monitoring.answering import Page, Site, answering
+from tests.service.monitoring.scripted_site import Page, Site, serving
 from tests.service.monitoring.statuses import a_status, statuses
 
 
@@ -49,7 +49,7 @@ def test_an_endpoint_that_has_no_monitor_is_refused_with_what_would_do(endpoint:
 @settings(max_examples=20)
 @given(statuses())
 def test_what_a_server_says_arrives(status: ServerStatus) -> None:
-    with answering(Site()) as site:
+    with serving(Site()) as site:
         site.say(status)
         assert ask(site.url).status == status
         assert ask(f"tcp://127.0.0.1:{site.port - BESIDE}").status == status
@@ -57,7 +57,7 @@ def test_what_a_server_says_arrives(status: ServerStatus) -> None:
 
 def test_a_proxy_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with answering(Site()) as site:
+    with serving(Site()) as site:
         site.say(a_status())
         assert ask(site.url).status == a_status()
 
@@ -127,7 +127,7 @@ def test_the_socket_of_the_readers_is_told_from_a_monitor() -> None:
     ],
 )
 def test_something_else_than_a_monitor_is_told(page: Page) -> None:
-    with answering(Site({"/status.json": page})) as site:
+    with serving(Site({"/status.json": page})) as site:
         with pytest.raises(ProtocolError, match="no packhorse monitor is there") as error:
             ask(site.url)
         assert site.url in str(error.value)
@@ -136,14 +136,14 @@ def test_something_else_than_a_monitor_is_told(page: Page) -> None:
 @settings(max_examples=30)
 @given(st.binary(max_size=100))
 def test_whatever_is_said_is_read_or_refused(said: bytes) -> None:
-    with answering(Site({"/status.json": Page(said)})) as site, pytest.raises(ProtocolError):
+    with serving(Site({"/status.json": Page(said)})) as site, pytest.raises(ProtocolError):
         ask(site.url)
 
 
 def test_a_server_that_has_no_status_yet_is_told_from_none() -> None:
     page = Page(b"the data loop has not turned yet\n", "text/plain", 503)
     with (
-        answering(Site({"/status.json": page})) as site,
+        serving(Site({"/status.json": page})) as site,
         pytest.raises(TransportError, match="has no status: the data loop has not turned yet; ask again"),
     ):
         ask(site.url)
@@ -151,7 +151,7 @@ def test_a_server_that_has_no_status_yet_is_told_from_none() -> None:
 
 def test_a_server_of_another_version_is_named() -> None:
     described = msgspec.to_builtins(a_status()) | {"version": "7.1.0"}
-    with answering(Site()) as site:
+    with serving(Site()) as site:
         site.pages["/status.json"] = Page(msgspec.json.encode(described | {"news": 1}))
         assert ask(site.url).status.version == "7.1.0"  # what was added since does no harm
         del described["connections"]

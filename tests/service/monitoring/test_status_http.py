@@ -17,7 +17,7 @@ from packhorse_service.config.addresses import AUTO, Address, address_of
 from packhorse_service.monitoring.status import ServerStatus
 from packhorse_service.monitoring.status_http import AT_ONCE, StatusServer
 from tests.harness import DEADLINE_S
-from tests.service.monitoring.looking import looked_at
+from tests.service.monitoring.collected_stream import status_after
 
 ANY = Address("127.0.0.1", 0)
 
@@ -37,7 +37,7 @@ def ask(at: StatusServer, path: str, method: str = "GET", **headers: str) -> tup
 
 @pytest.fixture(scope="module")
 def status() -> ServerStatus:
-    return looked_at(steps=2)
+    return status_after(steps=2)
 
 
 def test_the_status_as_json_says_what_the_server_is_at(status: ServerStatus) -> None:

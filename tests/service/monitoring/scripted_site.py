@@ -13,7 +13,7 @@ import msgspec
 
 from packhorse_service.monitoring.status import ServerStatus
 
-__all__ = ["Page", "Site", "answering"]
+__all__ = ["Page", "Site", "serving"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Site:
 
 
 @contextmanager
-def answering(site: Site) -> Iterator[Site]:
+def serving(site: Site) -> Iterator[Site]:
     """Serve ``site`` while the block runs, on the port it had before where it had one."""
     with ThreadingHTTPServer(("127.0.0.1", site.port), partial(_Handler, site)) as server:
         site.port = server.server_address[1]

@@ -16,10 +16,10 @@ from packhorse_service.server.producer import Producer
 from tests.harness import wait_until
 from tests.service.corpus import inline_engine, random_lengths, write_source
 
-__all__ = ["Looking", "looked_at"]
+__all__ = ["CollectedStream", "status_after"]
 
 
-class Looking:
+class CollectedStream:
     """A session and a producer that runs, joined by hand; two data-parallel readers."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,12 +62,12 @@ class Looking:
             self.producer.join()
 
 
-def looked_at(steps: int, now: float = 10.0) -> ServerStatus:
+def status_after(steps: int, now: float = 10.0) -> ServerStatus:
     """The status of a server that has made so many steps."""
     with tempfile.TemporaryDirectory() as folder:
-        looking = Looking(Path(folder))
+        collected = CollectedStream(Path(folder))
         try:
-            looking.make(steps)
-            return looking.collector.collect(now, connections=0)
+            collected.make(steps)
+            return collected.collector.collect(now, connections=0)
         finally:
-            looking.close()
+            collected.close()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from packhorse_service.commands import app
 from packhorse_service.monitoring.status import StreamPhase
 from packhorse_service.protocol.diagnosis import Cause
-from tests.service.monitoring.answering import Site, answering
+from tests.service.monitoring.scripted_site import Site, serving
 from tests.service.monitoring.statuses import a_stall, a_status, with_stream
 
 DEADLINE_S = 300.0
@@ -30,7 +30,7 @@ def status(*arguments: str) -> Result:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with answering(Site()) as site:
+    with serving(Site()) as site:
         site.say(a_status())
         yield site
 
@@ -51,7 +51,7 @@ def test_a_stall_and_a_failure_have_an_exit_code_of_their_own(site: Site) -> Non
 
 
 def test_a_server_that_is_gone_is_one_line_and_exit_code_1() -> None:
-    with answering(Site()) as site:
+    with serving(Site()) as site:
         pass
     done = status(site.url)
     assert done.exit_code == 1
