@@ -56,7 +56,8 @@ SOCKETS = {
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
-    "packhorse/feed.py": "deadlines of the loop",
+    "packhorse/feed.py": "when the loop asks, and has its answer",
+    "packhorse/feeding/loop_waits.py": "deadlines of the loop",
     "packhorse/transport/connection.py": "how long ago the loop asked, and how long a reader that has ended stays",
     "packhorse/transport/socket_worker.py": "keep-alives",
     "packhorse_service/server/server.py": "gives `now` to the sessions",

@@ -1,7 +1,7 @@
 """The iterator of one rank: deadlines, states of a checkpoint, further streams for evaluations.
 
-Each stream has a Feed with a connection, a thread (``connection``) and a window of its own, so that none of
-them waits for another. What passes between the thread and the loop is in ``ready_queue``.
+Each stream has a Feed with a connection, a thread (``transport.connection``) and a window of its own, so that none of
+them waits for another. What passes between the thread and the loop is in ``transport.ready_queue``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import secrets
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -22,12 +21,14 @@ from packhorse.contract.batch_contract import BatchContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.declare.rank_info import detect_rank
-from packhorse.errors import ConfigError, PackhorseError, StallTimeout, StartTimeout
-from packhorse.feeding.array_converter import Arrays
+from packhorse.errors import ConfigError, PackhorseError
+from packhorse.feeding.array_converter import Arrays, array_converter
 from packhorse.feeding.chunks import Chunk, Chunks
+from packhorse.feeding.further_streams import FurtherStreams
+from packhorse.feeding.loop_waits import LoopWaits
 from packhorse.feeding.stats import FeedStats
 from packhorse.protocol.checkpoint_state import FeedState, read_states, write_states
-from packhorse.protocol.client_session import ClientSession, State
+from packhorse.protocol.client_session import ClientSession
 from packhorse.protocol.reader_progress import Identity, ReaderProgress
 from packhorse.rules import Violation
 from packhorse.transport.connection import END_WAIT_S, Connection
@@ -80,7 +81,6 @@ class Feed(Iterator[MicroBatch]):
         self.layout = layout
         self.rank = place.rank
         self.coordinates = layout.coordinates(place.rank)
-        self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
         identity = Identity(
             stream=stream,
             reader=self.coordinates,
@@ -97,31 +97,30 @@ class Feed(Iterator[MicroBatch]):
             "arrays": arrays,
             "key_file": key_file,
         }
-        self._further: dict[str, Feed] = {}  # by the names of their streams
-        self._kept: dict[str, FeedState] = {}  # of streams that a loaded state names and nobody has opened yet
+        self._further: FurtherStreams[Feed] = FurtherStreams()
         self._pid = os.getpid()
         session = ClientSession(ReaderProgress(identity))
-        self._connection = Connection(endpoint, session, arrays, key=find_client_key(key_file))
+        self._connection = Connection(endpoint, session, array_converter(arrays), key=find_client_key(key_file))
         self._thread = threading.Thread(target=self._connection.run, name=f"packhorse-feed-{place.rank}", daemon=True)
         # Also at interpreter exit: a finished reader then says BYE even when nobody called close().
         self._finalizer = weakref.finalize(self, _shut, self._connection, self._thread)
         self._taken = 0
-        self._waits: defaultdict[str, float] = defaultdict(float)
+        self._waits = LoopWaits(self._connection, self.rank, start_timeout, stall_timeout)
         self._thread.start()
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """From where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
+        """Iterate from where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
         return iter(self._peek_or_take, None)
 
     def __next__(self) -> MicroBatch:
-        """The next micro-batch; behind the end of a pass, the first of the next one."""
+        """Return the next micro-batch; behind the end of a pass, the first of the next one."""
         micro_batch = self._peek_or_take()
         if micro_batch is None:
             raise StopIteration
         return micro_batch
 
     def steps(self) -> Iterator[tuple[MicroBatch, ...]]:
-        """Whole steps: the ``num_microbatches`` micro-batches of this rank, in order."""
+        """Iterate whole steps: the ``num_microbatches`` micro-batches of this rank, in order."""
         step: list[MicroBatch] = []
         for micro_batch in self:
             step.append(micro_batch)
@@ -130,7 +129,7 @@ class Feed(Iterator[MicroBatch]):
                 step = []
 
     def chunks(self, count: int) -> tuple[Chunk, ...]:
-        """Iterators for the ``count`` model chunks of a virtual pipeline, over this one session.
+        """Return iterators for the ``count`` model chunks of a virtual pipeline, over this one session.
 
         Each yields every micro-batch at its own pace; one is taken when the slowest has taken it. The
         window must reach from the fastest to the slowest: a group of micro-batches and one more. They end
@@ -150,11 +149,11 @@ class Feed(Iterator[MicroBatch]):
 
     @property
     def position(self) -> Position:
-        """(step, index) of the next micro-batch; one step further once the end was taken."""
+        """Position (step, index) of the next micro-batch; one step further once the end was taken."""
         return self._connection.session.position
 
     def stream(self, name: str, *, contract: BatchContract | None = None, layout: ParallelLayout | None = None) -> Feed:
-        """A further stream of the same server, for evaluations: iterating it gives one pass over all its data.
+        """Return a further stream of the same server, for evaluations: iterating it gives one pass over all its data.
 
         It can be read between training steps, and by ranks that train no more. Iterating again gives the next
         pass, or the rest of one that was left. All ranks open it, each once; closing this feed closes it.
@@ -167,15 +166,15 @@ class Feed(Iterator[MicroBatch]):
             raise PackhorseError(f"stream {name!r} cannot be opened: this Feed is closed; create another to go on")
         own = self._connection.session.progress.identity
         declared = contract or replace(own.contract, remainder=None)  # a pass drops nothing
-        opened = self._further.get(name)
+        opened = self._further.feeds.get(name)
         if opened is not None and opened._finalizer.alive:
-            asked = (contract or opened._declared, layout or opened.layout)
-            if asked != (opened._declared, opened.layout):
+            theirs = opened._connection.session.progress.identity
+            if (contract or theirs.contract, layout or theirs.layout) != (theirs.contract, theirs.layout):
                 raise ConfigError(f"stream {name!r} is open with another contract or layout; close that feed first")
             return opened
         if name == own.stream:
             raise ConfigError(f"stream {name!r} is what this Feed reads; a further one has another name")
-        saved = opened._saved() if opened is not None else self._kept.get(name, FeedState(name))
+        saved = opened._saved() if opened is not None else self._further.kept_state(name)
         feed = Feed(
             self.endpoint,
             contract=declared,
@@ -186,13 +185,8 @@ class Feed(Iterator[MicroBatch]):
             **self._options,
         )
         feed._resume(saved)
-        self._further[name] = feed
-        self._kept.pop(name, None)
+        self._further.add(name, feed)
         return feed
-
-    @property
-    def _declared(self) -> BatchContract:
-        return self._connection.session.progress.identity.contract
 
     @property
     def attempt(self) -> str:
@@ -200,7 +194,7 @@ class Feed(Iterator[MicroBatch]):
         return self._connection.session.attempt.hex()
 
     def state_dict(self, step: int | None = None) -> dict[str, object]:
-        """What to put in a checkpoint: where the loop stands in every stream, strings, integers and lists only.
+        """Return what to put in a checkpoint: where the loop stands in every stream, strings, integers and lists only.
 
         It counts what the loop has taken, never what was fetched ahead. A loop that has taken micro-batches
         of a step it has not trained passes ``step``, the number of steps trained: it gets the boundary
@@ -208,8 +202,8 @@ class Feed(Iterator[MicroBatch]):
 
         Raises ``ContractError`` where that boundary is not held.
         """
-        further = {name: feed._saved() for name, feed in self._further.items()}
-        return write_states(self._saved(step), {**self._kept, **further}.values())
+        further = {name: feed._saved() for name, feed in self._further.feeds.items()}
+        return write_states(self._saved(step), {**self._further.kept, **further}.values())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where ``state`` was saved, from any server of the same data; on all ranks, before iterating.
@@ -221,12 +215,12 @@ class Feed(Iterator[MicroBatch]):
         """
         own = self._connection.session.progress.identity.stream
         states = read_states(state, own)
-        feeds = {own: self, **self._further}
+        feeds = {own: self, **self._further.feeds}
         for feed in feeds.values():
             feed._connection.session.progress.require_fresh()
         for name, feed in feeds.items():
             feed._resume(states.pop(name, FeedState(name)))
-        self._kept = states
+        self._further.kept = states
 
     # As torchdata and Megatron-Energon spell it.
     save_state = state_dict
@@ -243,13 +237,12 @@ class Feed(Iterator[MicroBatch]):
         self._connection.flush()
 
     def stats(self) -> FeedStats:
-        """What this rank has taken and waited for so far."""
-        waits = dict(self._waits)
-        return FeedStats(micro_batches=self._taken, wait_seconds=sum(waits.values()), waits=waits)
+        """Return what this rank has taken and waited for so far; times are seconds."""
+        return self._waits.stats(self._taken)
 
     @property
     def warnings(self) -> tuple[Violation, ...]:
-        """What the server warned of at the handshake: rules whose break it reports and serves nevertheless."""
+        """Rules whose break the server warned of at the handshake, and serves nevertheless."""
         return self._connection.session.progress.warnings
 
     def close(self) -> None:
@@ -268,13 +261,13 @@ class Feed(Iterator[MicroBatch]):
         self._leave(in_order=kind is None)
 
     def _leave(self, *, in_order: bool) -> None:
-        for feed in self._further.values():
+        for feed in self._further.feeds.values():
             feed._leave(in_order=in_order)
         self._connection.leaving = in_order
         self._finalizer()
 
     def _peek_or_take(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
-        """The micro-batch ``ahead`` of the next, taken if that is the next; ``None`` behind the end.
+        """Return the micro-batch ``ahead`` of the next, taken if that is the next; ``None`` behind the end.
 
         Blocks until it is there, the stream has ended, or a deadline has passed.
         """
@@ -291,36 +284,12 @@ class Feed(Iterator[MicroBatch]):
                         micro_batch = connection.peek_or_take(ahead, take)
                 if settled:
                     break
-                self._wait(began, ahead)
+                self._waits.wait(began, ahead)
             self._taken += take and micro_batch is not None
             connection.flush()
             return micro_batch
         finally:
             connection.activity.end_wait(time.monotonic())
-
-    def _wait(self, began: float, ahead: int) -> None:
-        """For something that may settle what is there."""
-        connection, mark = self._connection, time.monotonic()
-        if ahead and connection.queue.unacknowledged:
-            with connection.lock:
-                # To reach so far may need the whole window, and what was taken is part of it.
-                connection.request_flush()
-            connection.flush()
-        connection.wait(ahead, min(1.0, self._remaining(began)))
-        self._waits[connection.queue.waiting_for()] += time.monotonic() - mark
-
-    def _remaining(self, began: float) -> float:
-        session = self._connection.session
-        starting = session.state in (State.IDLE, State.HELLO_SENT) and not session.attempt
-        limit, error = (self._start_timeout, StartTimeout) if starting else (self._stall_timeout, StallTimeout)
-        remaining = began + limit - time.monotonic()
-        if remaining <= 0:
-            name = "start_timeout" if starting else "stall_timeout"
-            raise error(
-                f"rank {self.rank} ({self.coordinates}) waited {limit:g} s ({name}) at {session.position} for "
-                f"{self.endpoint}: {self._connection.queue.describe()}"
-            )
-        return remaining
 
 
 def _shut(connection: Connection, thread: threading.Thread) -> None:

@@ -17,6 +17,7 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.decode import BlockLoader
 from packhorse_service.loading.engine import InlineEngine
@@ -30,7 +31,6 @@ from packhorse_service.pipeline.plan import StreamPlan
 from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
-    SNAPSHOT_LIMIT_BYTES,
     PackShape,
     StreamSnapshot,
     decode_snapshot,

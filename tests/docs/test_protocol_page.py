@@ -14,12 +14,12 @@ from packhorse.rows.payload import ArrayEntry
 from packhorse.rules import Violation
 from packhorse.schema import HEADER_LIMIT_BYTES
 from packhorse.wire.facts import TEXT_LIMIT, UNKNOWN_FACTS_LIMIT
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse.wire.messages import TAGS, ErrorCode, Hello, WaitReason
 from packhorse_service.protocol.admission import CONNECTIONS_A_READER, CONNECTIONS_BESIDE, Limits
 from packhorse_service.protocol.attempt import Phase
 from packhorse_service.protocol.stream_session import TRANSITIONS as SERVER
 from packhorse_service.server.router import INBOUND_LIMIT_BYTES
-from packhorse_service.snapshot.codec import SNAPSHOT_LIMIT_BYTES
 from tests.docs.pages import grid, rows, text_of
 from tools.docs.protocol_page import comments_of
 from tools.docs.state_tables import event_name

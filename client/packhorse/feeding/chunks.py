@@ -18,14 +18,14 @@ Look = Callable[[int, bool], MicroBatch | None]
 
 
 class Chunks:
-    """The paces of a rank's chunks."""
+    """Paces of a rank's chunks."""
 
     def __init__(self, count: int, look: Look) -> None:
         self._look = look
         self._taken = [0] * count
 
     def next(self, chunk: int) -> MicroBatch | None:
-        """The chunk's next micro-batch; it is taken from the feed if no other chunk waits for it."""
+        """Return the chunk's next micro-batch; it is taken from the feed if no other chunk waits for it."""
         slowest = min(self._taken)
         ahead = self._taken[chunk] - slowest
         last = ahead == 0 and self._taken.count(slowest) == 1

@@ -1,4 +1,4 @@
-"""What a Feed counts."""
+"""Counts of a Feed, for whoever watches a training run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FeedStats"]
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """What one rank has taken and waited for. Times are seconds."""
+    """Micro-batches that one rank has taken, and what it waited for. Times are seconds."""
 
     micro_batches: int
     wait_seconds: float

@@ -17,12 +17,12 @@ ARRAYS = ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seq
 
 
 def to_torch(micro_batch: MicroBatch, *, pin: bool) -> MicroBatch:
-    """numpy to torch: shared memory, or a copy into pinned memory where ``pin`` is set."""
+    """Convert numpy to torch: shared memory, or a copy into pinned memory where ``pin`` is set."""
     return _each(micro_batch, _pinned if pin else torch.from_numpy)
 
 
 def _each(micro_batch: MicroBatch, change: Callable[[Any], torch.Tensor]) -> MicroBatch:
-    """A copy with every array that this rank holds changed."""
+    """Return a copy with every array that this rank holds changed."""
     changed: dict[str, Any] = {
         name: change(array) for name in ARRAYS if (array := getattr(micro_batch, name)) is not None
     }
@@ -34,10 +34,10 @@ def _pinned(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def to_device(micro_batch: MicroBatch, device: Any, *, non_blocking: bool) -> MicroBatch:
-    """A copy with every tensor on ``device``."""
+    """Return a copy with every tensor on ``device``."""
     return _each(micro_batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 def pinning_helps() -> bool:
-    """Whether copies to a device can be asynchronous from pinned memory here."""
+    """Return whether copies to a device can be asynchronous from pinned memory here."""
     return torch.cuda.is_available()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 
 __all__ = ["FeedState", "read_states", "write_states"]
 
@@ -26,7 +27,6 @@ VERSION = 2
 PLACE = ("stream", "position", "fingerprint", "snapshot")
 FIELDS = ("version", *PLACE, "further")
 FINGERPRINT_BYTES = 16
-SNAPSHOT_LIMIT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FeedState:
     snapshot: bytes = b""  # before ``position.step``; empty before step 0, which needs none
 
     def entries(self) -> list[object]:
-        """In the order of ``PLACE``."""
+        """Return the parts of the state in the order of ``PLACE``."""
         snapshot = base64.b64encode(self.snapshot).decode("ascii")
         return [self.stream, list(self.position), self.fingerprint.hex(), snapshot]
 
@@ -63,7 +63,7 @@ class FeedState:
 
 
 def write_states(own: FeedState, further: Iterable[FeedState]) -> dict[str, object]:
-    """The state of a feed of ``own`` stream that uses ``further`` ones too.
+    """Return the state of a feed of ``own`` stream that uses ``further`` ones too.
 
     One that is at its start is left out: whether it was opened already may differ from rank to rank.
     """

@@ -193,7 +193,7 @@ Outcome = tuple[State | None, list[Effect]]
 
 
 def _ignore(_reader: ReaderProgress, *_: object) -> Outcome:
-    """Ignore it."""
+    """Ignore it, with no answer."""
     return STAYS, []
 
 
@@ -209,7 +209,7 @@ def _say_hello_at_end(reader: ReaderProgress) -> Outcome:
 
 
 def _load_state(reader: ReaderProgress, saved: FeedState) -> Outcome:
-    """Begin at that state."""
+    """Begin at that state, and its snapshot."""
     reader.load(saved)
     return STAYS, []
 
@@ -252,7 +252,7 @@ def _inside_a_step(start: Position) -> ContractError:
 
 
 def _batch(reader: ReaderProgress, message: Batch, extra: Frames) -> Outcome:
-    """Deliver it, by position."""
+    """Deliver it, by its position."""
     position = message.position
     if message.attempt != reader.attempt or position < reader.expected:
         return STAYS, []
@@ -268,7 +268,7 @@ def _batch(reader: ReaderProgress, message: Batch, extra: Frames) -> Outcome:
 
 
 def _end(reader: ReaderProgress, message: End, extra: Frames) -> Outcome:
-    """Deliver it, by position."""
+    """Deliver it, by its position."""
     if message.attempt != reader.attempt or message.position < reader.expected:
         return STAYS, []
     if message.position > reader.expected:
@@ -292,13 +292,13 @@ def _hand_out_end(reader: ReaderProgress) -> Outcome:
 
 
 def _get_snapshot(reader: ReaderProgress, message: GetSnapshot, _extra: Frames) -> Outcome:
-    """Send that snapshot."""
+    """Send the snapshot that is named."""
     snapshot = reader.snapshots.named(message.step, message.digest)
     return STAYS, [Send(Snapshot(stream=reader.identity.stream, step=message.step), (snapshot,))]
 
 
 def _wait(reader: ReaderProgress, message: Wait, _extra: Frames) -> Outcome:
-    """Remember it, for people."""
+    """Remember it, to tell people."""
     reader.waiting = message
     return STAYS, []
 

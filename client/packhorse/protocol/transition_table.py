@@ -16,7 +16,7 @@ StateT = TypeVar("StateT", bound=Enum)
 
 
 class Transition(NamedTuple, Generic[StateT]):
-    """One row of a table."""
+    """Row of a table of transitions."""
 
     handler: Callable[..., Any]  # its docstring says what is done, in the documentation too
     to: tuple[StateT, ...]  # the states it may lead to; its own among them, where it may stay

@@ -16,14 +16,13 @@ from functools import partial
 
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import PackhorseError, TransportError
-from packhorse.feeding.array_converter import Arrays
 from packhorse.protocol.client_session import ClientSession, State
 from packhorse.protocol.effects import Deliver
 from packhorse.transport import loop_activity
 from packhorse.transport.dealer import Dealer
 from packhorse.transport.key_files import ClientKey
 from packhorse.transport.loop_activity import LoopActivity
-from packhorse.transport.micro_batch_builder import MicroBatchBuilder
+from packhorse.transport.micro_batch_builder import Convert, MicroBatchBuilder
 from packhorse.transport.ready_queue import ReadyQueue
 from packhorse.transport.socket_ownership import Owner, SocketOwnership
 from packhorse.transport.socket_worker import SocketWorker
@@ -37,7 +36,9 @@ END_WAIT_S = 30.0  # how long a reader that has ended stays until all others hav
 class Connection:
     """Connection of one rank for one stream; ``run`` is its thread, ``close`` is the thread's last act."""
 
-    def __init__(self, endpoint: str, session: ClientSession, arrays: Arrays, *, key: ClientKey | None = None) -> None:
+    def __init__(
+        self, endpoint: str, session: ClientSession, convert: Convert, *, key: ClientKey | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.session = session
         self.lock = threading.RLock()  # of all that the two share
@@ -48,7 +49,7 @@ class Connection:
         self._leave_by = 0.0
         self._stopping = threading.Event()
         self._ownership = SocketOwnership()
-        self._builder = MicroBatchBuilder(self.queue, arrays, self._fail)
+        self._builder = MicroBatchBuilder(self.queue, convert, self._fail)
         self._worker = SocketWorker(Dealer(endpoint, key=key), self.queue, self.activity, self._ownership, self.lock)
 
     def stop(self) -> None:
@@ -147,7 +148,7 @@ class Connection:
 
     @property
     def _awaited_by_others(self) -> bool:
-        """Whether the others may still need this reader, which has ended: a new server meets all or none."""
+        """True while the others may still need this reader, which has ended: a new server meets all or none."""
         waits = self.session.state is State.ENDED and not self.session.progress.released
         return waits and time.monotonic() < self._leave_by
 

@@ -99,10 +99,11 @@ class Dealer:
         self._open()
 
     def filenos(self) -> tuple[int, int]:
-        """What becomes readable where ``messages`` or ``events`` may have something, for a loop over many dealers.
+        """Return file descriptors that become readable where ``messages`` or ``events`` may have something.
 
-        New ones after ``reconnect``. As ZeroMQ has it, they may also become readable in vain, and what arrives while
-        this dealer sends need not show: look for messages behind every ``send``.
+        They are for a loop over many dealers, and others after ``reconnect``. As ZeroMQ has it, they may also become
+        readable in vain, and what arrives while this dealer sends need not show: look for messages behind every
+        ``send``.
         """
         return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
@@ -111,7 +112,7 @@ class Dealer:
         return self._poller.wait(int(timeout_s * 1000))
 
     def events(self) -> Iterator[ConnectionEvent]:
-        """What happened to the connection. Raises what ``Handshakes.observe`` does."""
+        """Iterate what happened to the connection. Raises what ``Handshakes.observe`` does."""
         while self._monitor.poll(0):
             message = recv_monitor_message(self._monitor)
             kind = int(message["event"])
@@ -121,7 +122,7 @@ class Dealer:
                 yield EVENTS[kind]
 
     def messages(self) -> Iterator[Frames]:
-        """What has arrived, without copying it but for the header."""
+        """Iterate messages that have arrived, without copying it but for the header."""
         while (frame := self._next_frame()) is not None:
             frames: list[bytes | memoryview] = [frame.bytes]
             while frame.more:
@@ -137,7 +138,7 @@ class Dealer:
             return None
 
     def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether there was a connection to send it on."""
+        """Send one message; return whether there was a connection to send it on."""
         try:
             self._socket.send_multipart(frames)
         except zmq.Again:

@@ -37,7 +37,10 @@ class Handshakes:
     _plain: bool = False  # the server has announced that it needs no key, and was not reached since
 
     def observe(self, event: int, value: int) -> None:
-        """One event. Raises ``AuthenticationFailed`` where keys are wrong, ``TransportError`` where a retry is vain."""
+        """Judge one event of the monitor.
+
+        Raises ``AuthenticationFailed`` where keys are wrong, ``TransportError`` where a retry is vain.
+        """
         judge = EVENTS.get(event)
         if judge is not None:
             judge(self, value)

@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import PackhorseError
-from packhorse.feeding.array_converter import Arrays, array_converter
 from packhorse.protocol.effects import Deliver
 from packhorse.transport.ready_queue import ReadyQueue
 
-__all__ = ["MicroBatchBuilder"]
+__all__ = ["Convert", "MicroBatchBuilder"]
+
+Convert = Callable[[MicroBatch], MicroBatch]  # from numpy arrays to those that the loop asked for
 
 
 class MicroBatchBuilder:
     """Builder of the arrays that the loop asked for. Whoever calls it holds the connection's lock.
 
-    ``fail`` has the loop hear of an error, and returns what is raised for it. Raises ``ConfigError`` where the arrays
-    cannot be had.
+    ``fail`` has the loop hear of an error, and returns what is raised for it.
     """
 
     def __init__(
-        self, queue: ReadyQueue[MicroBatch], arrays: Arrays, fail: Callable[[Exception], PackhorseError]
+        self, queue: ReadyQueue[MicroBatch], convert: Convert, fail: Callable[[Exception], PackhorseError]
     ) -> None:
         self._queue = queue
-        self._convert = array_converter(arrays)
+        self._convert = convert
         self._fail = fail
 
     def build(self, ahead: int, arrived: Deliver) -> MicroBatch:

@@ -51,7 +51,7 @@ class Waker:
 
 
 class PollResult(NamedTuple):
-    """What ended a wait; all ``False`` where its time has passed."""
+    """Reasons why a wait ended; all ``False`` where its time has passed."""
 
     woken: bool  # another thread called ``Waker.wake``
     messages: bool  # there may be messages to read

@@ -27,11 +27,11 @@ class Rebuilt(Protocol):
 
     @property
     def position(self) -> Position:
-        """Its (step, index)."""
+        """Position (step, index) in the stream."""
 
     @property
     def row_digest(self) -> bytes:
-        """Digest of its row."""
+        """Digest of the row that it is."""
 
 
 RebuiltT = TypeVar("RebuiltT", bound=Rebuilt)
@@ -118,7 +118,7 @@ class ReadyQueue(Generic[RebuiltT]):
 
     @property
     def ack_due(self) -> bool:
-        """Whether the server should hear of what was taken.
+        """True where the server should hear of what was taken.
 
         It waits for whole steps, and for room in the window: while half of that is left nothing waits.
         """

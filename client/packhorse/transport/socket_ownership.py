@@ -86,7 +86,7 @@ class SocketOwnership:
 
     @property
     def can_be_acquired(self) -> bool:
-        """Whether nobody works the socket, and it is not closed."""
+        """True where nobody works the socket, and it is not closed."""
         return (self.state, OwnershipEvent.LOOP_ACQUIRES) in OWNERSHIP
 
     def acquire(self, owner: Owner) -> bool:
@@ -100,7 +100,7 @@ class SocketOwnership:
 
     @property
     def dirty(self) -> bool:
-        """Whether the owner has to make the socket anew, and say ``renewed``, before it uses it."""
+        """True where the owner has to make the socket anew, and say ``renewed``, before it uses it."""
         return (self.state, OwnershipEvent.RENEWED) in OWNERSHIP
 
     def interrupted(self) -> None:

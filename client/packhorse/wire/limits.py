@@ -11,6 +11,7 @@ __all__ = [
     "KEEP_ALIVE_RANGE_S",
     "NAME_LIMIT",
     "NO_ATTEMPT",
+    "SNAPSHOT_LIMIT_BYTES",
     "WINDOW_LIMIT",
     "require",
     "require_attempt",
@@ -20,6 +21,7 @@ __all__ = [
 DIGEST_BYTES = 16
 ATTEMPT_BYTES = 8
 NO_ATTEMPT = b""
+SNAPSHOT_LIMIT_BYTES = 64 << 10
 NAME_LIMIT = 64  # characters of a stream's name, or of a fact's
 WINDOW_LIMIT = 1 << 16
 KEEP_ALIVE_RANGE_S = (0.01, 3600.0)

@@ -12,6 +12,7 @@ from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ConfigError, ContractError, SourceError
 from packhorse.rules import RuleInput, Severity, check
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse_service.config.serve_config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import Engine, InlineEngine, Load, ProcessEngine
@@ -24,7 +25,6 @@ from packhorse_service.pipeline.config_fingerprint import fingerprint_config
 from packhorse_service.planning.balance import CostModel
 from packhorse_service.planning.balance_window import WindowPlan, plan_window
 from packhorse_service.snapshot.codec import (
-    SNAPSHOT_LIMIT_BYTES,
     snapshot_bound,
 )
 from packhorse_service.snapshot.fingerprint import StreamFingerprint

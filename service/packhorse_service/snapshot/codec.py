@@ -21,6 +21,7 @@ import numpy as np
 
 from packhorse.errors import ContractError, ProtocolError
 from packhorse.rows.payload import bits, from_bits
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT, OrderCursor, SourceCursor
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
 from packhorse_service.mixing.replay_log import PIECES_LIMIT, StreamCursor
@@ -29,7 +30,6 @@ from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.fingerprint import RESETS_SOURCES, StreamFingerprint
 
 __all__ = [
-    "SNAPSHOT_LIMIT_BYTES",
     "PackShape",
     "StreamSnapshot",
     "decode_snapshot",
@@ -37,7 +37,6 @@ __all__ = [
     "snapshot_bound",
 ]
 
-SNAPSHOT_LIMIT_BYTES = 64 << 10
 MAGIC = b"PHSNAP"
 VERSION = 3
 STEP_LIMIT = 1 << 62  # as on the wire

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhorse.errors import ContractError, ProtocolError
+from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse_service.loading.block import TokenBlock
 from packhorse_service.mixing.order import Mixing, OrderCursor, SourceOrderPlan
 from packhorse_service.mixing.over_length import CUT_LENGTHS_LIMIT, UNLIMITED, CutLength
@@ -22,7 +23,6 @@ from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
-    SNAPSHOT_LIMIT_BYTES,
     PackShape,
     StreamSnapshot,
     decode_snapshot,
