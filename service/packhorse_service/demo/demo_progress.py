@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packhorse_service.demo.step_lines import RankStepReport
-from packhorse_service.text.sparkline import sparkline
+from packhorse_service.text.sparkline import finite, sparkline
 
 __all__ = ["Training", "TrainingProgress"]
 
@@ -122,8 +122,6 @@ def _listed(waits: dict[str, float]) -> str:
 
 
 def _curve(losses: list[float]) -> str:
-    """The loss so far as bars, at most ``CURVE`` of them, the latest last."""
-    if not losses:
-        return ""
-    low, high = min(losses), max(losses)
-    return sparkline(losses[-CURVE:], low, high)
+    """Return the loss so far as bars, at most ``CURVE`` of them, the latest last."""
+    known = finite(losses)
+    return sparkline(losses[-CURVE:], min(known, default=0.0), max(known, default=0.0))

@@ -15,7 +15,7 @@ from packhorse_service.monitoring.headline import STALLED_BY, mean, with_headlin
 from packhorse_service.monitoring.status import Level, ReaderStatus, ServerStatus, SourceStatus, StreamStatus
 from packhorse_service.protocol.diagnosis import ReaderState
 from packhorse_service.text.formatting import and_more, duration, human_bytes, percent, pluralise, si
-from packhorse_service.text.sparkline import sparkline
+from packhorse_service.text.sparkline import finite, sparkline
 
 __all__ = ["STALE_S", "headlines", "plain", "render"]
 
@@ -86,7 +86,7 @@ def _curve(stream: StreamStatus) -> str:
     rates = [moment.tokens_per_s for moment in stream.history]
     a_column = ceil_div(len(rates), CURVE)
     means = [mean(rates[i : i + a_column]) for i in range(0, len(rates), a_column or 1)]
-    top = max(means, default=0.0)
+    top = max(finite(means), default=0.0)
     return sparkline(means, 0.0, top) if top > 0 else ""
 
 

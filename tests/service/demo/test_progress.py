@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from packhorse_service.demo.demo_progress import Training, TrainingProgress
@@ -44,6 +46,18 @@ def test_without_a_terminal_there_are_lines_and_a_table() -> None:
     assert shown.startswith("step 0: loss 7.500, fill 98.0%")
     assert "7.500 → 7.500" in shown
     assert "readers 1.0 s, loading 0.5 s" in shown
+
+
+@given(st.lists(st.floats()))
+def test_any_loss_can_be_shown(losses: list[float]) -> None:
+    """A training that diverges has losses that are infinite, and then no numbers."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    progress = TrainingProgress(console)
+    with progress.showing():
+        for step, loss in enumerate(losses):
+            progress.add(replace(REPORT, step=step, loss=loss))
+    assert isinstance(console.file, io.StringIO)
+    assert "four ranks" in console.file.getvalue() or losses
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:

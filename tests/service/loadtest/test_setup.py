@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from packhorse import ConfigError, ParallelLayout
@@ -111,6 +113,18 @@ def test_a_terminal_shows_figures_of_the_last_second_and_who_is_waited_for(tmp_p
     Console(file=text, width=120).print(view.render())
     for said in ("measuring", "27 s left", "8 of 8", "2 M", "rank 3 (dp3·cp0·tp0·pp0)", "50% of a core, 300 MiB"):
         assert said in text.getvalue()
+
+
+@given(st.lists(st.floats()), st.floats())
+def test_a_terminal_shows_every_float(rates: list[float], other: float) -> None:
+    view, text = (
+        LiveDisplay(prepare(load_scenario(None, {"endpoint": "tcp://127.0.0.1:1", "ranks": 8}), Path())),
+        io.StringIO(),
+    )
+    for rate in rates:
+        view.show("measuring", replace(MOMENT, at_s=other, tokens_per_s=rate, wait_p99_ms=other, server_cores=other))
+    Console(file=text, width=120).print(view.render())
+    assert not rates or "tokens/s" in text.getvalue()
 
 
 def test_elsewhere_there_is_a_line_every_few_seconds(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
-"""Figures for people."""
+"""Numbers, sizes, durations and lists as short texts for people."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from packhorse_service.text.formatting import (
     NAMES_SHOWN,
@@ -54,6 +58,35 @@ def test_sizes_have_units() -> None:
 )
 def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+FORMATS: list[Callable[[float], str]] = [si, rounded, mebibytes, percent, duration]
+LONGEST = len("-999,999,999,999,999 min 59 s")
+
+
+@pytest.mark.parametrize("text_of", FORMATS)
+@given(st.floats())
+@example(5e-324)
+@example(1.7e308)
+@example(-0.0)
+def test_every_float_has_a_short_text(text_of: Callable[[float], str], value: float) -> None:
+    text = text_of(value)
+    assert 1 <= len(text) <= LONGEST
+    assert "nan" not in text
+    assert "inf" not in text
+
+
+@pytest.mark.parametrize("text_of", FORMATS)
+def test_what_is_no_number_is_not_known_and_what_has_no_end_is_infinite(text_of: Callable[[float], str]) -> None:
+    assert [text_of(float(name)) for name in ("nan", "inf", "-inf")] == ["not known", "∞", "-∞"]
+
+
+@pytest.mark.parametrize("text_of", FORMATS)
+@given(st.floats(allow_nan=False))
+def test_only_a_number_below_zero_that_shows_as_one_has_a_sign(text_of: Callable[[float], str], value: float) -> None:
+    text = text_of(value)
+    shows = any(digit in text for digit in "123456789∞")
+    assert text.startswith("-") == (value < 0 and shows)
 
 
 @pytest.mark.parametrize("count", range(NAMES_SHOWN + 3))

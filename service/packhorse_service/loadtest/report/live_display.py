@@ -14,7 +14,7 @@ from rich.table import Table
 from packhorse_service.loadtest.run.measurements import IntervalMetrics, Show
 from packhorse_service.loadtest.run.setup import LoadTestPlan
 from packhorse_service.text.formatting import mebibytes, si
-from packhorse_service.text.sparkline import sparkline
+from packhorse_service.text.sparkline import finite, sparkline
 
 __all__ = ["ProgressDisplay"]
 
@@ -111,5 +111,5 @@ class LiveDisplay:
 
     def _curve(self) -> str:
         shown = self._rates[-CURVE:]
-        top = max(shown, default=0.0)
-        return sparkline(shown, 0.0, top) if top else ""
+        top = max(finite(shown), default=0.0)
+        return sparkline(shown, 0.0, top) if top > 0 else ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from packhorse_service.text.formatting import si
+from packhorse_service.text.sparkline import finite, fraction
 
 __all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "WIDTH", "Dot", "Line", "Linear", "Log", "Plot", "line"]
 
@@ -15,8 +17,10 @@ WIDTH, HEIGHT = 480, 250  # of the drawing; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 462, 14, 208  # the frame inside it
 STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 TICKS = 5
+DECADES = 10  # at most, between the ends of a logarithmic scale that names each
+LARGEST_POWER = sys.float_info.max_10_exp
 ROOM = 1.08  # above the highest value
-NOTHING = 1e-300  # below it, a scale has no ticks: their distance would not be a normal number
+NOTHING = 1e-300  # all but 0: a scale up to it would have no ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +30,35 @@ class Tick:
 
 
 class Scale(Protocol):
-    """Where a value is between two ends."""
+    """Axis from a low end to a high one: every float has a place on it."""
 
     def part(self, value: float) -> float:
-        """0 at the low end, 1 at the high one; never outside."""
+        """Return 0 at the low end, 1 at the high one, never anything outside; NaN is at the low end."""
 
     def ticks(self) -> list[tuple[float, str]]:
-        """(value, its text), a few of them."""
+        """Return (value, its text), a few of them, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """Axis of which equal differences take equal room."""
+
     low: float
     high: float
 
     @staticmethod
     def upto(values: Iterable[float]) -> Linear:
-        """From 0 to a little over the highest; what is all but 0 has the scale of nothing."""
-        top = max(values, default=0.0) * ROOM
+        """Return a scale from 0 to a little over the highest finite value; up to 1 where that is all but 0."""
+        top = min(max(finite(values), default=0.0) * ROOM, sys.float_info.max)
         return Linear(0.0, top if top > NOTHING else 1.0)
 
     def part(self, value: float) -> float:
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        return fraction(value, self.low, self.high)
 
     def ticks(self) -> list[tuple[float, str]]:
-        rough = (self.high - self.low) / TICKS
+        rough = self.high / TICKS - self.low / TICKS
+        if not NOTHING < rough < math.inf:
+            return []  # their distance would not be a normal number
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step * power for step in STEPS if step * power >= rough)
         first = math.ceil(self.low / step)
@@ -59,29 +67,30 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Both ends are over 0."""
+    """Axis of which equal ratios take equal room; both ends are over 0."""
 
     low: float
     high: float
 
     @staticmethod
     def around(values: Iterable[float], least: float) -> Log:
-        """Whole decades around them; what is below ``least`` is drawn there."""
-        top = max([*values, least * 10])
-        return Log(least, 10.0 ** math.ceil(math.log10(top)))
+        """Return a scale of whole decades around the finite ones; what is below ``least`` is drawn there."""
+        top = max([*finite(values), least * 10])
+        return Log(least, 10.0 ** min(math.ceil(math.log10(top)), LARGEST_POWER))
 
     def part(self, value: float) -> float:
-        held = min(max(value, self.low), self.high)
-        return math.log(held / self.low) / math.log(self.high / self.low)
+        held = self.low if math.isnan(value) else min(max(value, self.low), self.high)
+        return fraction(math.log(held), math.log(self.low), math.log(self.high))
 
     def ticks(self) -> list[tuple[float, str]]:
         first, last = round(math.log10(self.low)), round(math.log10(self.high))
-        return [(10.0**n, si(10.0**n) if n > first else f"≤ {10.0**n:g}") for n in range(first, last + 1)]
+        each = -(-(last - first) // DECADES) or 1  # so many decades apart
+        return [(10.0**n, si(10.0**n) if n > first else f"≤ {10.0**n:g}") for n in range(first, last + 1, each)]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A path, the class that gives its colour, and what it is."""
+    """Path of a line, the class that gives its colour, and what it is."""
 
     path: str
     style: str
@@ -98,7 +107,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One drawing."""
+    """Everything that the template of a drawing needs."""
 
     title: str
     caption: str
@@ -120,21 +129,22 @@ class Plot:
 
     @property
     def boxes(self) -> list[tuple[float, float]]:
-        """(left, width) of each band."""
+        """Left edge and width of each band."""
         ends = [(across(self.x, begin), across(self.x, end)) for begin, end in self.bands]
         return [(begin, end - begin) for begin, end in ends]
 
 
 def across(scale: Scale, value: float) -> float:
-    """Where a value of x is, from the left."""
+    """Return where a value of x is, from the left, in units of the drawing."""
     return round(LEFT + (RIGHT - LEFT) * scale.part(value), 1)
 
 
 def up(scale: Scale, value: float) -> float:
-    """Where a value of y is, from the top."""
+    """Return where a value of y is, from the top, in units of the drawing."""
     return round(BOTTOM - (BOTTOM - TOP) * scale.part(value), 1)
 
 
 def line(points: Iterable[tuple[float, float]], x: Scale, y: Scale, style: str, label: str) -> Line:
-    """A line through ``points``."""
-    return Line(" ".join(f"{across(x, at)},{up(y, value)}" for at, value in points), style, label)
+    """Return a line through ``points``; those of which a coordinate is NaN are left out."""
+    known = [(at, value) for at, value in points if not (math.isnan(at) or math.isnan(value))]
+    return Line(" ".join(f"{across(x, at)},{up(y, value)}" for at, value in known), style, label)
