@@ -47,8 +47,10 @@ class Child:
     _ended: bool = field(default=False, init=False)
 
     def ended(self) -> bool:
-        """Whether it has ended. What is left of its group is killed at that moment: later, the group's number may
-        belong to somebody else."""
+        """Return whether the child has ended, and kill at that moment what is left of its group.
+
+        Later, the group's number may belong to somebody else.
+        """
         if not self._ended and self.process.poll() is not None:
             self._ended = True
             self.signal(signal.SIGKILL)
@@ -60,7 +62,7 @@ class Child:
             os.killpg(self.process.pid, number)
 
     def failure(self) -> str:
-        """What to say of a child that failed."""
+        """Return what to say of a child that failed."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL:]
         return f"{self.name} ended with {_status(self.process.returncode)}; {self.log} ends:\n" + "\n".join(lines)
 
@@ -99,7 +101,7 @@ class Children:
         return [self.start(f"rank-{rank}", command, {**shared, "RANK": str(rank)}) for rank in range(ranks)]
 
     def all_ended(self) -> bool:
-        """Whether every child has ended well. Raises ``ChildFailed`` as soon as one has not."""
+        """Return whether every child has ended well. Raises ``ChildFailed`` as soon as one has not."""
         ended = [child for child in self._children if child.ended()]
         failed = [child.failure() for child in ended if child.process.returncode != 0]
         if failed:

@@ -23,7 +23,7 @@ __all__ = ["TapSettings", "load_state", "tap"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapSettings:
-    """What to print, where to keep the state, when to stop."""
+    """Settings of a tap: what to print, where to keep the state, when to stop."""
 
     steps: int | None = None  # whole steps to take; None = to the end
     delay_s: float = 0.0  # behind each micro-batch, as a training step would take
@@ -81,7 +81,7 @@ def _pairs(micro_batch: MicroBatch) -> list[list[int]]:
 
 
 def _save(feed: Feed, path: Path | None) -> None:
-    """In one step: whoever reads the file finds the state before or the one after, whole."""
+    """Save the state in one step: whoever reads the file finds the state before or the one after, whole."""
     if path is not None:
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(feed.state_dict()) + "\n", encoding="utf-8")

@@ -53,7 +53,7 @@ sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSizes:
-    """How large a demo. The defaults end within a minute on two cores."""
+    """Sizes of a demo. The defaults end within a minute on two cores."""
 
     seq_length: int = 1024
     global_batch_size: int = 4

@@ -33,7 +33,7 @@ SHARDS = 4  # of each source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSizes:
-    """How much to make. Characters of source to read, then of documents and chats to keep.
+    """Sizes of the corpus to make. Characters of source to read, then of documents and chats to keep.
 
     ``longest_chat`` counts bytes of a question and its answer: a token is at least one byte, so this bounds a
     chat's tokens too.
@@ -47,7 +47,7 @@ class CorpusSizes:
 
 
 class Corpus(NamedTuple):
-    """What was made."""
+    """Shards, tokenizer and counts that the corpus was made of."""
 
     documents: int
     chats: int

@@ -40,7 +40,7 @@ MAGNIFIED = 64  # slots
 
 
 class Band(NamedTuple):
-    """Where something lies within the unit of height that a pack takes, counted from its top."""
+    """Band of a pack's drawing: part of the unit of height that a pack takes, counted from its top."""
 
     top: float
     height: float
@@ -101,7 +101,7 @@ def _draw_magnified(axes: Axes, pack: Pack, start: int, sources: list[str], toke
 
 
 def _draw_pack(axes: Axes, y: int, pack: Pack, sources: list[str]) -> None:
-    """One pack as three bands below ``y``: segments, loss mask, holder."""
+    """Draw one pack as three bands below ``y``: segments, loss mask, holder."""
 
     def bar(band: Band, start: int, end: int, **style: Any) -> None:
         axes.broken_barh([(start, end - start)], (y + band.top, band.height), **style)

@@ -22,7 +22,7 @@ LINE_EVERY_S = 5.0
 
 
 class Training:
-    """What the ranks have reported so far."""
+    """Reports of the ranks so far, step by step."""
 
     def __init__(self) -> None:
         self.latest: dict[int, RankStepReport] = {}  # by rank
@@ -54,7 +54,7 @@ class Training:
 
     @property
     def waits(self) -> dict[str, float]:
-        """What for → seconds, the mean of the ranks, longest first."""
+        """Seconds waited by reason, the mean of the ranks, longest first."""
         total: Counter[str] = Counter()
         for report in self.latest.values():
             total.update(report.waits)
@@ -90,7 +90,7 @@ class TrainingProgress:
             self._console.print(self._headline())
 
     def table(self) -> Table:
-        """The result."""
+        """Return the table that the demo ends with."""
         training = self._training
         table = Table(title="packhorse demo", show_header=False, title_style="bold", min_width=60)
         table.add_row("steps", str(len(training.losses)))

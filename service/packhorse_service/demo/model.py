@@ -32,7 +32,7 @@ __all__ = ["GPT", "GPTSizes", "segment_mask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTSizes:
-    """How large the model is. ``positions`` is at least the contract's ``seq_length``."""
+    """Sizes of the model. ``positions`` is at least the contract's ``seq_length``."""
 
     vocabulary: int
     positions: int
@@ -112,7 +112,7 @@ class GatherSlots(torch.autograd.Function):
 
 
 def segment_mask(cu_seqlens_padded: Tensor, context: int = 1, rank: int = 0) -> Tensor:
-    """Which keys each local query may see: those of its own segment, up to its own slot.
+    """Return which keys each local query may see: those of its own segment, up to its own slot.
 
     ``cu_seqlens_padded``: int [S+1], physical offsets. Returns bool [t, T], its columns in the order of
     ``GatherSlots``. Padding belongs to a segment too and a slot always sees itself, so no row of the mask

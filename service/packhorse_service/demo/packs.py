@@ -22,7 +22,7 @@ OFFSET_ARRAYS = ("cu_seqlens", "cu_seqlens_padded")  # [S+1] each
 
 
 class Place(NamedTuple):
-    """Which pack: the ``index``-th micro-batch of data-parallel rank ``data`` in ``step``."""
+    """Place of a pack: the ``index``-th micro-batch of data-parallel rank ``data`` in ``step``."""
 
     step: int
     data: int
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """One whole row."""
+    """Pack as its ranks got it, put together to one whole row."""
 
     place: Place
     tokens: npt.NDArray[np.int64]  # [T]
@@ -76,7 +76,7 @@ def load_packs(folder: Path) -> list[Pack]:
 
 
 def _join(place: Place, slices: list[dict[str, Any]]) -> Pack:
-    """One row from the slices of its context-parallel ranks."""
+    """Put one row together from the slices of its context-parallel ranks."""
     width = int(slices[0]["cu_seqlens_padded"][-1])
     row = {name: np.zeros(width, slices[0][name].dtype) for name in SLOT_ARRAYS}
     holder = np.zeros(width, np.int64)

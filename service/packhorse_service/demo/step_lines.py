@@ -18,7 +18,7 @@ FIRST_STEPS = 2  # those in the picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStepReport:
-    """One rank after one step. Waits are seconds since the rank began."""
+    """Report of one rank after one step. Waits are seconds since the rank began."""
 
     rank: int
     step: int

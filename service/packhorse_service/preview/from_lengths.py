@@ -32,7 +32,7 @@ Advance = Callable[[int, int], None]  # is told of steps planned and samples dra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsOptions:
-    """What ``packhorse plan --lengths`` is told; sizes in slots, ``lookahead`` in packs' worth."""
+    """Options of ``packhorse plan --lengths``; sizes in slots, ``lookahead`` in packs' worth."""
 
     origin: str
     seq_length: int
@@ -122,7 +122,7 @@ def simulate(
 
 
 class _LengthStream:
-    """What the pipeline does, of lengths alone."""
+    """Stream of lengths alone, cut and drawn as the pipeline does it."""
 
     def __init__(self, samples: PlannedLengths, epochs: int, planning: Planning, collector: PlanCollector) -> None:
         self._samples, self._epochs = samples, epochs

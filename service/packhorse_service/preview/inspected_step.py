@@ -56,7 +56,7 @@ class PlacedSample:
 
 @dataclass(frozen=True, slots=True)
 class PlacedMicroBatch:
-    """One micro-batch of one rank. A filler repeats the last one, with nothing to train on."""
+    """Micro-batch of one rank, with its samples. A filler repeats the last one, with nothing to train on."""
 
     rank: int
     index: int
@@ -162,7 +162,10 @@ def _samples(segment: Segment, plan: StreamPlan, row: int, start: int, physical:
 
 
 def select(step: InspectedStep, rank: int | None) -> Selection:
-    """One rank, or as many whole ranks as can be told apart. Raises ``ConfigError`` for a rank that is not there."""
+    """Select one rank, or as many whole ranks as can be told apart.
+
+    Raises ``ConfigError`` for a rank that is not there.
+    """
     if rank is not None and rank >= step.data_parallel:
         raise ConfigError(f"--rank {rank}: the last data-parallel rank of this layout is {step.data_parallel - 1}")
     wanted = [each for each in step.micro_batches if rank in (None, each.rank)]
@@ -181,7 +184,7 @@ def select(step: InspectedStep, rank: int | None) -> Selection:
 
 
 def step_as_json(step: InspectedStep, rank: int | None) -> str:
-    """One JSON object, with the fields of the classes above."""
+    """Return the step as one JSON object, with the fields of the classes above."""
     found = asdict(step)
     found["micro_batches"] = [each for each in found["micro_batches"] if rank in (None, each["rank"])]
     return json.dumps(found, indent=2, ensure_ascii=False)

@@ -56,7 +56,7 @@ PLANNED_AS = {policy: policy for policy in OverLength} | {OverLength.ERROR: Over
 
 @dataclass(frozen=True, slots=True)
 class PlannedSource:
-    """What the report needs to know of a source."""
+    """Source of samples, as far as the report needs to know it."""
 
     name: str
     weight: int
@@ -67,7 +67,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """What is planned, and how."""
+    """Planning that a report is about: contract, layout and how packs are made."""
 
     origin: str
     contract: ResolvedContract
@@ -83,7 +83,7 @@ class Planning:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step, over all ranks."""
+        """Micro-batches of a step, over all ranks."""
         return self.contract.global_batch_size // self.contract.micro_batch_size
 
     @property
@@ -129,7 +129,7 @@ class Waits:
 
 
 class _Balance(NamedTuple):
-    """Of the stream, of the step that arrival order balances worst, and of each step."""
+    """Balance of the stream, of the step that arrival order balances worst, and of each step."""
 
     of_stream: Balance
     of_worst: RankCosts
@@ -138,7 +138,7 @@ class _Balance(NamedTuple):
 
 
 class _Planned(NamedTuple):
-    """Of one step."""
+    """Facts kept of one planned step."""
 
     fillers: int
     unsupervised: int
@@ -173,7 +173,7 @@ class PlanCollector:
 
     @property
     def whole(self) -> bool:
-        """Whether all that was packed is planned: no window is half dealt."""
+        """True where all that was packed is planned: no window is half dealt."""
         return len(self.packed_costs) == len(self._segments)
 
     # What happens ------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class PlanCollector:
             self._waits.packed(numbers)
 
     def planned(self, step: StepFacts) -> None:
-        """The next step."""
+        """Note the next step that was planned."""
         contract = self.planning.contract
         multiple = contract.segment_multiple if contract.packed else 1
         packs, missing = step.micro_batches, sum(map(len, step.ranks)) - len(step.micro_batches)
@@ -224,7 +224,7 @@ class PlanCollector:
     # The report --------------------------------------------------------------------------------------
 
     def report(self) -> PlanReport:
-        """What was seen so far. Raises ``ConfigError`` where that is not even one step."""
+        """Return the report of what was seen so far. Raises ``ConfigError`` where that is not even one step."""
         if not self._planned:
             raise ConfigError(self._nothing())
         contract = self.planning.contract

@@ -23,7 +23,7 @@ MANY_STEPS = 60  # from here on, lines without a mark for each step
 
 
 def plot(report: PlanReport, path: Path) -> None:
-    """Write a PNG."""
+    """Draw a report and write it as a PNG."""
     layout = ConstrainedLayoutEngine(h_pad=0.18, w_pad=0.18)
     drawings = OF_SAMPLES if report.balance is None else (*OF_SAMPLES, *OF_RANKS)
     figure = Figure(figsize=(14, 0.8 + 2.1 * len(drawings)), dpi=110, layout=layout)

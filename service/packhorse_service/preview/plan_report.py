@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSetting:
-    """What was planned."""
+    """Setting that was planned, as the report names it."""
 
     origin: str  # the configuration, or the file of lengths
     packing: str
@@ -101,7 +101,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """How far packing moves samples; as it leaves the packer, before a window is dealt."""
+    """Displacement of samples by packing; as it leaves the packer, before a window is dealt."""
 
     longest_wait: int  # packs emitted while a sample was pending
     most_late: int  # output position less arrival position, in samples
@@ -146,7 +146,7 @@ class RankCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """One source. ``share`` is of the tokens planned, ``least`` and ``most`` of those of one step."""
+    """Report of one source. ``share`` is of the tokens planned, ``least`` and ``most`` of those of one step."""
 
     name: str
     weight: float  # its share, as configured
@@ -163,7 +163,7 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCost:
-    """What a policy would do to the samples over length."""
+    """Cost of a policy: what it would do to the samples over length."""
 
     samples: int  # cut or dropped
     tokens_lost: int
@@ -217,7 +217,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStepReport:
-    """One step. ``synchronous`` is as in ``Balance``."""
+    """Report of one step. ``synchronous`` is as in ``Balance``."""
 
     micro_batches: int  # fillers not counted
     fillers: int
@@ -231,7 +231,7 @@ class PlanStepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """All of it."""
+    """Report of a plan: everything that ``packhorse plan`` tells."""
 
     setting: PlanSetting
     warnings: tuple[str, ...]  # what serve would warn of
@@ -255,7 +255,7 @@ class PlanReport:
 
 
 def as_json(report: PlanReport) -> str:
-    """One JSON object, with the keys of the classes above."""
+    """Return the report as one JSON object, with the keys of the classes above."""
     return json.dumps(_without_none(asdict(report)), indent=2, ensure_ascii=False)
 
 

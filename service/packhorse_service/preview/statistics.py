@@ -34,7 +34,10 @@ BINS_AN_OCTAVE = 4
 
 
 def policy_costs(lengths: Sequence[int], limit: int) -> Mapping[str, PolicyCost]:
-    """What each policy makes of these lengths, all over ``limit``. (``error`` makes nothing of them: it stops.)"""
+    """Return what each policy makes of these lengths, all over ``limit``.
+
+    ``error`` makes nothing of them: it stops.
+    """
     costs: dict[str, PolicyCost] = {}
     for policy, cut in CUTS.items():
         if policy is OverLength.ERROR:
@@ -46,23 +49,26 @@ def policy_costs(lengths: Sequence[int], limit: int) -> Mapping[str, PolicyCost]
 
 
 def percentiles(values: Sequence[int]) -> Percentiles:
-    """Of at least one value."""
+    """Return the percentiles of at least one value."""
     p50, p99 = np.percentile(np.array(values, dtype=np.int64), [50, 99], method="inverted_cdf").tolist()
     return Percentiles(p50, p99, max(values))
 
 
 def ratio(part: int, whole: int) -> float:
-    """To six digits; 0 of nothing."""
+    """Return a ratio to six digits; 0 of nothing."""
     return round(float(Fraction(part, whole)), 6) if whole else 0.0
 
 
 def synchronous(costs: Ints) -> Floats:
-    """Of each step: Σ over micro-batches of the dearest rank ÷ mean of the ranks' totals; ``costs`` is [S, D, M]."""
+    """Return of each step Σ over micro-batches of the dearest rank ÷ mean of the ranks' totals.
+
+    ``costs`` is [S, D, M].
+    """
     return np.asarray(costs.max(axis=1).sum(axis=1) / costs.sum(axis=2).mean(axis=1))
 
 
 def totals(costs: Ints) -> Floats:
-    """Of each step: the dearest rank's total ÷ the mean."""
+    """Return of each step the dearest rank's total ÷ the mean."""
     totals = costs.sum(axis=2)
     return np.asarray(totals.max(axis=1) / totals.mean(axis=1))
 
@@ -74,13 +80,13 @@ def before_after(before: Floats, after: Floats, steps: Sequence[int]) -> BeforeA
 
 
 def relative(costs: Ints) -> tuple[float, ...]:
-    """Of one step, [D, M]: each rank's total ÷ their mean."""
+    """Return of one step, [D, M], each rank's total ÷ their mean."""
     totals = costs.sum(axis=1)
     return rounded(totals / totals.mean())
 
 
 def rounded(values: Iterable[float]) -> tuple[float, ...]:
-    """To six digits."""
+    """Return a value rounded to six digits."""
     return tuple(round(float(value), 6) for value in values)
 
 

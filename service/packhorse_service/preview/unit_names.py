@@ -10,7 +10,7 @@ NAME_LENGTH = 30
 
 
 def unit_of(packing: str, rows: int) -> str:
-    """What a micro-batch of so many rows is called: a pack, where it is one."""
+    """Return what a micro-batch of so many rows is called: a pack, where it is one."""
     return "pack" if packing in (Packing.ONLINE, Packing.CONCAT) and rows == 1 else "micro-batch"
 
 

@@ -41,7 +41,7 @@ def title(axes: Axes, text: str, size: int = 11) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG. Raises ``ConfigError`` where that is not possible."""
+    """Draw a report and write it as a PNG. Raises ``ConfigError`` where that is not possible."""
     try:
         figure.savefig(path, format="png")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What one rank took while it was measured, and how long it waited for it."""
+"""Counts of what one rank took while it was measured, and how long it how long it waited for it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["progress_of", "result_of"]
 def progress_of(
     ranks: Sequence[SimulatedRank], counted: Collection[int], waits: Mapping[int, int], now: float
 ) -> WorkerProgress:
-    """How far ``ranks`` are at ``now``; ``waits`` are those since the last time."""
+    """Return how far ``ranks`` are at ``now``; ``waits`` are those since the last time."""
     every = [rank.counters for rank in ranks]
     return WorkerProgress(
         at_s=now,
@@ -35,7 +35,7 @@ def progress_of(
 
 
 def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, disconnects: int) -> WorkerResult:
-    """Everything that was measured."""
+    """Return everything that a worker measured of its ranks."""
     every = [rank.counters for rank in ranks]
     errors = [rank.error for rank in ranks if rank.error is not None]
     welcomed = [rank.welcomed_s for rank in ranks]
@@ -66,7 +66,7 @@ def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, dis
 
 
 def waiting_for(ranks: Sequence[SimulatedRank]) -> Counter[str]:
-    """What or whom the server said it waited for -> seconds of all these ranks together."""
+    """Return seconds by what or whom the server said it waited for, of all these ranks together."""
     total: Counter[str] = Counter()
     for rank in ranks:
         total.update(rank.counters.waiting_for)
@@ -85,6 +85,6 @@ def rank_result(rank: SimulatedRank) -> RankResult:
 
 
 def number_of(rank: SimulatedRank) -> int:
-    """Its number in the job."""
+    """Return the number of a rank in its job."""
     identity = rank.session.progress.identity
     return identity.layout.rank(identity.reader)

@@ -25,7 +25,7 @@ def upper_edge(number: int) -> float:
 
 @dataclass(slots=True)
 class WaitHistogram:
-    """How many durations fell into each bin, and the exact sum and maximum."""
+    """Counts of the durations that fell into each bin, and the exact sum and maximum."""
 
     bins: Counter[int] = field(default_factory=Counter)
     total_s: float = 0.0

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """To a worker, first: which ranks to be, of which job, at which pace."""
+    """Job of a worker, told first: which ranks to be, of which job, at which pace."""
 
     kind: Literal["job"] = "job"
     endpoint: str
@@ -53,14 +53,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """To a worker that is ready: connect all ranks."""
+    """Command to a worker that is ready: connect all ranks."""
 
     kind: Literal["connect"] = "connect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """To a worker whose ranks have all taken a micro-batch: what is taken between the two moments counts.
+    """Command to a worker whose ranks have all taken a micro-batch: what is taken between the two moments counts.
 
     Ranks that shall stop take nothing from ``stop_s`` until ``resume_s``.
     """
@@ -74,21 +74,21 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """To a worker: end now, and tell what you have."""
+    """Command to a worker: end now, and tell what you have."""
 
     kind: Literal["leave"] = "leave"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From a worker: everything is loaded, nothing is connected."""
+    """Report of a worker: everything is loaded, nothing is connected."""
 
     kind: Literal["ready"] = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """From a worker, several times a second: how far its ranks are."""
+    """Report of a worker, several times a second: how far its ranks are."""
 
     kind: Literal["progress"] = "progress"
     at_s: float
@@ -107,7 +107,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank took while it was measured, and waited for it."""
+    """Counts of what one rank took while it was measured, and how long it waited for it."""
 
     rank: int
     micro_batches: int
@@ -118,7 +118,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """From a worker, once, when its time is over. Counts are of what was taken between the moments of ``Measure``."""
+    """Report of a worker, once, when its time is over: what was taken between the moments of ``Measure``."""
 
     kind: Literal["result"] = "result"
     ranks: tuple[RankResult, ...]

@@ -24,14 +24,14 @@ CURVE = 40  # columns of the throughput
 
 @dataclass(slots=True)
 class ProgressDisplay:
-    """Of one load test, on one console."""
+    """Display of one load test, on one console."""
 
     plan: LoadTestPlan
     console: Console
 
     @contextmanager
     def showing(self) -> Iterator[Show]:
-        """What to call with each phase and moment while it runs."""
+        """Give what to call with each phase and moment while the test runs."""
         if self.console.is_terminal:
             view = LiveDisplay(self.plan)
             with Live(get_renderable=view.render, console=self.console, refresh_per_second=8, transient=True):
@@ -42,7 +42,7 @@ class ProgressDisplay:
 
 @dataclass(slots=True)
 class LineDisplay:
-    """Where there is no terminal."""
+    """Display of plain lines, for where there is no terminal."""
 
     plan: LoadTestPlan
     console: Console

@@ -27,7 +27,7 @@ SETTLED = 1 / 3  # of the time; the slope of memory is that of the rest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """One rank; milliseconds."""
+    """Outcome of one rank; waits in milliseconds."""
 
     rank: int
     slow: bool
@@ -40,7 +40,7 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """What the server said it waited for, and whom; ``whom`` is empty for all of them together."""
+    """Time that the server said it waited, for what and for whom; ``whom`` is empty for all of them together."""
 
     reason: str
     whom: str
@@ -210,7 +210,7 @@ def _errors(results: Sequence[WorkerResult]) -> dict[str, int]:
 
 
 def as_json(outcome: LoadTestOutcome) -> str:
-    """One JSON object; ``docs/loadtest.md`` has its keys."""
+    """Return the outcome as one JSON object; ``docs/loadtest.md`` has its keys."""
     plain = asdict(outcome)
     plain["verdicts"] = [
         {"require": str(verdict.threshold), "measured": verdict.measured, "met": verdict.met}

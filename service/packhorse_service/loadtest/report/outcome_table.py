@@ -20,7 +20,7 @@ LATE_SHARE = 0.1  # of the think time; a load test that is later than this measu
 
 
 def show(outcome: LoadTestOutcome, console: Console) -> None:
-    """All of it."""
+    """Show the outcome of a load test on the console."""
     setting = outcome.setting
     console.print(
         f"[bold]{setting.readers:,} ranks[/] ({escape(setting.layout)}) for {outcome.seconds:.1f} s, "
@@ -42,7 +42,7 @@ def show(outcome: LoadTestOutcome, console: Console) -> None:
 
 
 def rows_of(outcome: LoadTestOutcome) -> Iterator[Row]:
-    """The figures, in words."""
+    """Return the measured values as rows of label, value and remark."""
     yield from _throughput(outcome)
     yield from _waits(outcome)
     yield from _costs(outcome)
@@ -113,7 +113,7 @@ def waited_rows(outcome: LoadTestOutcome) -> list[tuple[str, str]]:
 
 
 def _role(name: str, outcome: LoadTestOutcome) -> str:
-    """Whether the test has it slow, or stop."""
+    """Return the role that a rank was given: slow, stopped or none."""
     found = re.match(r"rank (\d+)", name)
     rank = int(found[1]) if found else None
     setting = outcome.setting
@@ -130,7 +130,7 @@ def _show_waited(outcome: LoadTestOutcome, console: Console) -> None:
 
 
 def remarks(outcome: LoadTestOutcome) -> Iterator[str]:
-    """What somebody who reads the figures must know."""
+    """Return the remarks that somebody who reads the values must know."""
     setting, late = outcome.setting, outcome.metrics["late_p99_ms"]
     if outcome.ended_early:
         yield f"measured for {outcome.seconds:.1f} s of {setting.seconds:g} s: {outcome.ended_early}"

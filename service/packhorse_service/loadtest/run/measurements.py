@@ -17,7 +17,7 @@ __all__ = ["IntervalMetrics", "LoadTestSetting", "Measurements", "Show"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTestSetting:
-    """What was tested, and where."""
+    """Setting of a load test: what was tested, and where."""
 
     command: str
     data: str  # the user's feed, or what is synthetic
@@ -56,7 +56,7 @@ class IntervalMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What was measured; times are of the machine's monotonic clock."""
+    """Measurements of a load test; times are of the machine's monotonic clock."""
 
     setting: LoadTestSetting
     results: Sequence[WorkerResult]
@@ -75,13 +75,13 @@ class Measurements:
 
     @property
     def seconds(self) -> float:
-        """How long it was measured: to the last micro-batch, where the stream ended before its time."""
+        """Seconds that were measured: to the last micro-batch, where the stream ended before its time."""
         last = max((result.last_taken_s for result in self.results), default=0.0)
         return max((last if self.finished_early else self.until_s) - self.begin_s, 0.0)
 
     @property
     def finished_early(self) -> bool:
-        """Whether every rank has come to the end of the stream."""
+        """True where every rank has come to the end of the stream."""
         return self.total("ended") == len(self.ranks) > 0
 
     @property

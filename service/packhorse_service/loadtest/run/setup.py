@@ -42,11 +42,11 @@ class LoadTestPlan:
     bound_bytes: int | None
 
     def listen(self, folder: Path) -> str:
-        """Where a server of our own listens."""
+        """Endpoint at which a server of our own listens."""
         return f"ipc://{folder}/server" if self.scenario.transport is Transport.IPC else "tcp://127.0.0.1:*"
 
     def jobs(self, endpoint: str) -> tuple[Job, ...]:
-        """One a worker process, the ranks dealt in turn, so that each has its part of every kind."""
+        """Jobs, one a worker process, the ranks dealt in turn, so that each has its part of every kind."""
         processes = min(self.scenario.processes or os.cpu_count() or 1, len(self.ranks))
         counted = _counted(self.ranks, self.layout)
         return tuple(self._job(endpoint, self.ranks[number::processes], counted) for number in range(processes))
@@ -72,7 +72,7 @@ class LoadTestPlan:
         )
 
     def setting(self, endpoint: str, processes: int, command: str) -> LoadTestSetting:
-        """What the report says of it."""
+        """Setting that the report tells of."""
         scenario = self.scenario
         return LoadTestSetting(
             command=command,
@@ -141,7 +141,7 @@ def _require_key(feed: Path | None, key_file: Path | None) -> None:
 
 
 def _bound(config: ServeConfig, base: Path) -> int | None:
-    """What ``packhorse check`` bounds the server's memory by, where it does."""
+    """Return what ``packhorse check`` bounds the server's memory by, where it does."""
     return check_streams(config, base).derived.get("memory_bound_bytes")
 
 

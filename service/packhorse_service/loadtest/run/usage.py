@@ -22,7 +22,7 @@ PARENT, TIMES = 1, slice(11, 15)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a process and its children at one moment; ``open_files`` of the process alone."""
+    """Resources taken by a process and its children at one moment; ``open_files`` of the process alone."""
 
     cpu_s: float
     memory_bytes: int
@@ -30,7 +30,7 @@ class Usage:
 
 
 def processor() -> str:
-    """Its model, as far as it tells."""
+    """Return the model of the processor, as far as it tells."""
     try:
         lines = (PROC / "cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -46,7 +46,7 @@ def family(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def observe(pid: int, proc: Path = PROC) -> Usage | None:
-    """What the process and its descendants take; ``None`` where that cannot be seen, or it has ended."""
+    """Return what the process and its descendants take; ``None`` where that cannot be seen, or it has ended."""
     stats = _stats(proc)
     if pid not in stats:
         return None
@@ -81,7 +81,7 @@ def _stats(proc: Path) -> dict[int, list[str]]:
 
 
 def _stat(process: Path) -> list[str] | None:
-    """Its fields behind the name, which may hold anything."""
+    """Return the fields of a process behind its name, which may hold anything."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:

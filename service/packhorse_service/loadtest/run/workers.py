@@ -26,7 +26,7 @@ class Workers:
 
     @staticmethod
     def start(children: Children, jobs: Sequence[Job]) -> Workers:
-        """One process a job; each loads, and then waits for ``Connect``."""
+        """Start one process a job; each loads, and then waits for ``Connect``."""
         command = [sys.executable, "-m", MODULE]
         started = [children.start(f"worker-{number}", command, talks=True) for number in range(len(jobs))]
         workers = Workers(started)

@@ -49,7 +49,7 @@ class Share:
     part: float = 0.0
 
     def of(self, ranks: int) -> int:
-        """How many of ``ranks``; a part that is not nothing is one at least."""
+        """Return how many of ``ranks`` the share is; a part that is not nothing is one at least."""
         return min(self.count or math.ceil(self.part * ranks), ranks)
 
 
@@ -113,7 +113,7 @@ class Scenario(Section):
 
     @property
     def layout(self) -> ParallelLayout | None:
-        """As given; ``None`` where the feed decides."""
+        """Layout as given; ``None`` where the feed decides."""
         if self.layout_section is not None:
             return self.layout_section.layout()
         if self.ranks is not None:

@@ -34,7 +34,7 @@ class Threshold:
         return f"{self.metric} {self.operator} {self.limit:g}"
 
     def holds(self, value: float | None) -> bool:
-        """Whether a measured value keeps to it; what is not known does not."""
+        """Return whether a measured value keeps to the threshold; what is not known does not."""
         return value is not None and OPERATORS[self.operator](value, self.limit)
 
 
