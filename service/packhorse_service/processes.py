@@ -156,7 +156,7 @@ def pause(asked: threading.Event, seconds: float) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and a closed terminal set.
+    """Give an event that Ctrl-C, SIGTERM and a closed terminal set.
 
     An exception out of a signal handler could strike between a child's start and its entry in the list.
     """

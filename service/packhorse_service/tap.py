@@ -89,7 +89,7 @@ def _save(feed: Feed, path: Path | None) -> None:
 
 
 def load_state(path: Path) -> dict[str, object]:
-    """A state that ``tap`` or a trainer saved as JSON. Raises ``ConfigError``."""
+    """Load a state that ``tap`` or a trainer saved as JSON. Raises ``ConfigError``."""
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

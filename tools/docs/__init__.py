@@ -43,5 +43,5 @@ BLOCK = re.compile(r"(<!-- begin (\w+): [^\n]* -->\n).*?(<!-- end \2 -->\n)", re
 
 
 def filled(page: str) -> str:
-    """A page with its blocks written anew. Raises ``KeyError`` where nothing writes one."""
+    """Write the blocks of a page anew. Raises ``KeyError`` where nothing writes one."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", page)

@@ -85,7 +85,7 @@ def settings() -> str:
 
 
 def trainer_facts() -> str:
-    """The fields of ``TrainerFacts``; each may be left out."""
+    """Return the fields of ``TrainerFacts``; each may be left out."""
     hints = get_type_hints(TrainerFacts)
     rows = ([code(f.name), _kind(hints[f.name]), description_of(f)] for f in fields(TrainerFacts))
     return table(("field", "type", "meaning"), rows)
@@ -124,7 +124,7 @@ PLAIN: dict[object, str] = {
 
 
 def _kind(annotation: Any) -> str:
-    """A type in words; what may be left out is told by the default."""
+    """Tell a type in words; what may be left out is told by the default."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     if get_origin(annotation) in (Union, UnionType):

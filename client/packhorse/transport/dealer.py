@@ -131,7 +131,7 @@ class Dealer:
             yield frames
 
     def _next_frame(self) -> zmq.Frame | None:
-        """The first of the next message; to try in vain once costs less than to ask before each."""
+        """Return the first frame of the next message; to try in vain once costs less than to ask before each."""
         try:
             return self._socket.recv(NOBLOCK, copy=False)
         except zmq.Again:

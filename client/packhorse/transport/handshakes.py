@@ -69,7 +69,7 @@ class Handshakes:
             self._judge(self.ask(self.endpoint))
 
     def _judge(self, mechanism: str | None) -> None:
-        """A handshake was closed by a peer that announces this."""
+        """Note that a handshake was closed by a peer that announces this mechanism."""
         if mechanism is None:
             self._closed = 0
             self.trouble = "what listens there closes connections, and does not speak ZeroMQ's protocol"

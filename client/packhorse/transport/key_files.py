@@ -44,7 +44,7 @@ class ClientKey:
 def find_client_key(
     key_file: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ
 ) -> ClientKey | None:
-    """The key in ``key_file``, else in the file that ``PACKHORSE_KEY_FILE`` names; ``None`` where neither is given.
+    """Find the key in ``key_file``, else in the file that ``PACKHORSE_KEY_FILE`` names, else return ``None``.
 
     Raises ``ConfigError`` where that file cannot be used.
     """
@@ -102,7 +102,7 @@ def _read_private(path: Path) -> str:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """Raises ``ConfigError`` with the line."""
+    """Parse TOML. Raise ``ConfigError`` with the line that is wrong."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -121,7 +121,7 @@ def require_fields(found: Mapping[str, Any], names: Sequence[str], where: str) -
 
 
 def public_key(value: object, where: str) -> bytes:
-    """A public key as it stands in a file. Raises ``ConfigError`` that begins with ``where``."""
+    """Read a public key as it stands in a file. Raises ``ConfigError`` that begins with ``where``."""
     key = _key(value)
     if key is None:
         raise ConfigError(f"{where}={value!r} must be a key: 40 letters of Z85; {ANEW}")

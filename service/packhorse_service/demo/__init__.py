@@ -114,7 +114,7 @@ def _serve(children: Children, work: Path, sizes: DemoSizes, asked: threading.Ev
 
 
 def _trainer(endpoint: str, work: Path, steps: int | None, sizes: DemoSizes) -> list[str]:
-    """The command of a rank."""
+    """Return the command of a rank."""
     options: dict[str, object] = {
         "--endpoint": endpoint,
         "--report": work,

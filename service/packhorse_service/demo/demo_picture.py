@@ -137,7 +137,7 @@ def _most_telling(packs: Sequence[Pack]) -> tuple[int, int]:
 
 
 def _printable(tokenizer: Tokenizer, token: int) -> str:
-    """A token as visible ASCII, which every font has."""
+    """Return a token as visible ASCII, which every font has."""
     text = tokenizer.decode([token], skip_special_tokens=False).encode("ascii", "replace").decode()
     return text.replace("\n", "↵").replace(" ", "·")
 

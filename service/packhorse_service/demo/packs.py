@@ -67,7 +67,7 @@ def save_slice(folder: Path, coordinates: Coordinates, micro_batch: MicroBatch) 
 
 
 def load_packs(folder: Path) -> list[Pack]:
-    """The packs of which slices lie in ``folder``, in order."""
+    """Return the packs of which slices lie in ``folder``, in order."""
     slices: defaultdict[Place, list[dict[str, Any]]] = defaultdict(list)
     for path in folder.glob("slice-*.npz"):
         with np.load(path) as saved:

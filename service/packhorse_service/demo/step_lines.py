@@ -70,7 +70,7 @@ class Tail:
         self._read = 0  # bytes
 
     def lines(self) -> list[str]:
-        """The lines completed since the last call; none while there is no file."""
+        """Return the lines completed since the last call; none while there is no file."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

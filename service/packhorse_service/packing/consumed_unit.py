@@ -8,7 +8,7 @@ __all__ = ["ConsumedUnit"]
 
 
 class ConsumedUnit(IntEnum):
-    """What ``used`` counts: how far a stream's assembler is with what it holds."""
+    """Unit in which a stream says how much of what it holds was packed already."""
 
     LOOKAHEAD = 0  # 1 where a lookahead is closed, and the packs of the rest of it are being given out
     SLOTS = 1  # of the oldest pending document, delivered already

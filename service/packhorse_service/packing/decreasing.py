@@ -36,20 +36,20 @@ class DecreasingPacker:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a lookahead is being gathered."""
+        """True while a lookahead is being gathered."""
         return not self._packs and self.units < self.plan.lookahead
 
     @property
     def closed(self) -> bool:
-        """Whether packs of a lookahead are left, so that no sample may be added."""
+        """True while packs of a lookahead are left, so that no sample may be added."""
         return bool(self._packs)
 
     def add(self, sample: int, units: int) -> None:
-        """A sample arrives. ``units`` is in 1 … capacity."""
+        """Add a sample that arrives. ``units`` is in 1 … capacity."""
         self.add_all([sample], [units])
 
     def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
-        """Samples arrive, each with its units."""
+        """Add samples that arrive, each with its units."""
         self._size_of.update(zip(samples, sizes, strict=True))
         self.units += sum(sizes)
 
@@ -75,7 +75,7 @@ class DecreasingPacker:
                 self._packs.append(sorted(samples[each].popleft() for each in packs[number]))
 
     def next_pack(self) -> list[int]:
-        """The samples of the next pack, in arrival order. Needs a pending sample."""
+        """Return the samples of the next pack, in arrival order. Needs a pending sample."""
         if not self._packs:
             self.close()
         pack = self._packs.popleft()

@@ -54,15 +54,15 @@ class FifoExactTailPacker:
 
     @property
     def wants_more(self) -> bool:
-        """Whether fewer units are pending than the lookahead asks for."""
+        """True while fewer units are pending than the lookahead asks for."""
         return self.units < self.plan.lookahead
 
     def add(self, sample: int, units: int) -> None:
-        """A sample arrives. ``units`` is in 1 … capacity."""
+        """Add a sample that arrives. ``units`` is in 1 … capacity."""
         self.add_all([sample], [units])
 
     def add_all(self, samples: Sequence[int], sizes: Sequence[int]) -> None:
-        """Samples arrive, each with its units."""
+        """Add samples that arrive, each with its units."""
         self._size_of.update(zip(samples, sizes, strict=True))
         self.units += sum(sizes)
         oldest, newest, behind, present, half = self._oldest, self._newest, self._behind, self._sizes, self._half
@@ -84,7 +84,7 @@ class FifoExactTailPacker:
         """Nothing to do: packs are made one at a time."""
 
     def next_pack(self) -> list[int]:
-        """The samples of the next pack, in the order in which they are laid out. Needs a pending sample."""
+        """Return the samples of the next pack, in the order in which they are laid out. Needs a pending sample."""
         dominated = len(self._size_of) < SAMPLES_FOR_EACH_BIG * self._big
         average = self.units // len(self._size_of)
         capacity, limit = self._capacity, self._limit
@@ -141,7 +141,7 @@ class FifoExactTailPacker:
         return size
 
     def _has(self, size: int, count: int) -> bool:
-        """Whether so many samples of a pending size are pending."""
+        """Return whether so many samples of a pending size are pending."""
         sample: int | None = self._oldest[size]
         while sample is not None and count > 1:
             sample = self._behind.get(sample)
@@ -151,11 +151,11 @@ class FifoExactTailPacker:
     # The exact tail ----------------------------------------------------------------------------------
 
     def _largest(self, room: int) -> int:
-        """The largest pending size of at most ``room`` units; 0 for none."""
+        """Return the largest pending size of at most ``room`` units; 0 for none."""
         return self._sizes.rfind(1, 0, room + 1)
 
     def _best_closing(self, room: int, left: int) -> tuple[int, ...]:
-        """One, two or three pending sizes, ``left`` at most, that come nearest to ``room``; rather fewer."""
+        """Return one, two or three pending sizes, ``left`` at most, that come nearest to ``room``; rather fewer."""
         largest = self._largest(room)
         best: tuple[int, ...] = (largest,) if largest and left else ()
         if left > 1 and best and sum(best) < room:
@@ -165,7 +165,7 @@ class FifoExactTailPacker:
         return best
 
     def _best_pair(self, room: int, probes: int) -> tuple[int, ...]:
-        """The best pair found from the largest size downwards."""
+        """Return the best pair found from the largest size downwards."""
         best: tuple[int, ...] = ()
         most, largest = 0, self._sizes.rfind  # ``_largest`` written out
         first = largest(1, 0, room)

@@ -34,7 +34,7 @@ Segment = Sequence[Piece]  # consecutive runs of ids: one piece, or several of a
 
 
 class PackedMicroBatch(NamedTuple):
-    """One micro-batch: its pieces, one segment after the other, and those that are used up with it."""
+    """Micro-batch as it is packed: its pieces, one segment after the other, and those that are used up with it."""
 
     pieces: Sequence[Piece]
     slots: Sequence[int]  # logical ones of each segment
@@ -49,7 +49,7 @@ class PackedMicroBatch(NamedTuple):
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[Piece], numbers: Sequence[int]) -> PackedMicroBatch:
-        """Of whole pieces, each of them a segment."""
+        """Make one of whole pieces, each of them a segment."""
         return cls(pieces, [piece.slots for piece in pieces], numbers)
 
     @property
@@ -69,29 +69,29 @@ class PackedMicroBatch(NamedTuple):
 
 
 class MicroBatcher(Protocol):
-    """Pieces in, micro-batches out."""
+    """Interface of a packing mode: pieces in, micro-batches out."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether a piece must be added, if there is one, before the next micro-batch is asked for."""
+        """True where a piece must be added, if there is one, before the next micro-batch is asked for."""
 
     @property
     def wanted(self) -> Demand:
-        """How much must be added until no more is wanted."""
+        """Demand: how much must be added until no more is wanted."""
 
     @property
     def consumed_unit(self) -> ConsumedUnit:
-        """What ``consumed`` counts."""
+        """Unit in which ``consumed`` counts."""
 
     @property
     def consumed(self) -> int:
-        """How far the oldest pending piece, or the lookahead, was used."""
+        """Part of the oldest pending piece, or of the lookahead, that was packed already."""
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """Pieces arrive."""
+        """Add pieces in the order of their arrival."""
 
     def next(self) -> PackedMicroBatch | None:
-        """The next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
+        """Return the next micro-batch; ``None`` where nothing is pending. Short only at the end of the stream."""
 
     def resume(self, pending: Iterable[Piece], consumed: int, /) -> None:
         """Take up what was pending at a snapshot."""
@@ -293,7 +293,7 @@ class ConcatContinuous:
 
 
 def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
-    """The first ``slots`` of a piece and the rest; the two share an id, so that no target is lost."""
+    """Return the first ``slots`` of a piece and the rest; the two share an id, so that no target is lost."""
     overlap = piece.end - piece.begin - piece.slots
     middle = piece.begin + slots
     first = piece._replace(end=middle + overlap, slots=slots)
@@ -301,7 +301,7 @@ def _cut(piece: Piece, slots: int) -> tuple[Piece, Piece]:
 
 
 def _after(pending: Iterable[Piece], consumed: int) -> Iterable[Piece]:
-    """The pending pieces without what was delivered of the first."""
+    """Return the pending pieces without what was delivered of the first."""
     for piece in pending:
         _check_consumed(consumed, piece.slots)
         yield _cut(piece, consumed)[1] if consumed else piece
@@ -314,7 +314,7 @@ def _check_consumed(consumed: int, size: int) -> None:
 
 
 def micro_batcher_for(contract: ResolvedContract, plan: PackingPlan) -> MicroBatcher:
-    """The assembler of a contract's packing mode."""
+    """Return the micro-batcher of a contract's packing mode."""
     mbs, width = contract.micro_batch_size, contract.seq_length
     if contract.concatenated:
         return ConcatContinuous(width, mbs)

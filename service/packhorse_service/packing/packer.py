@@ -23,21 +23,21 @@ class LookaheadPacker(Protocol):
     units: int  # pending
 
     def __len__(self) -> int:
-        """Pending samples."""
+        """Return the number of pending samples."""
 
     @property
     def wants_more(self) -> bool:
-        """Whether a sample must be added, if there is one, before the next pack is asked for."""
+        """True where a sample must be added, if there is one, before the next pack is asked for."""
 
     @property
     def closed(self) -> bool:
-        """Whether packs of a lookahead are left, so that no sample may be added."""
+        """True while packs of a lookahead are left, so that no sample may be added."""
 
     def add(self, sample: int, units: int, /) -> None:
-        """A sample arrives; samples are numbered in arrival order."""
+        """Add a sample that arrives; samples are numbered in arrival order."""
 
     def add_all(self, samples: Sequence[int], sizes: Sequence[int], /) -> None:
-        """Samples arrive, each with its units."""
+        """Add samples that arrive, each with its units."""
 
     def close(self) -> None:
         """Stand as after a pack of a closed lookahead: what is pending is the rest of it."""
@@ -46,7 +46,7 @@ class LookaheadPacker(Protocol):
         """(sample, units) in arrival order."""
 
     def next_pack(self) -> list[int]:
-        """The samples of the next pack. Needs a pending sample."""
+        """Return the samples of the next pack. Needs a pending sample."""
 
 
 PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
@@ -57,7 +57,7 @@ PACKERS: dict[PackingAlgorithm, Callable[[PackingPlan], LookaheadPacker]] = {
 
 
 def packer_for(plan: PackingPlan) -> LookaheadPacker:
-    """The packer of a plan's algorithm."""
+    """Return the packer of a plan's algorithm."""
     return PACKERS[plan.algorithm](plan)
 
 
@@ -67,7 +67,7 @@ def packing_plan(
     tail_slots: int = 0,
     algorithm: PackingAlgorithm = PackingAlgorithm.FIFO_EXACT_TAIL,
 ) -> PackingPlan:
-    """How packs of a contract are filled; ``lookahead`` in packs' worth."""
+    """Describe how packs of a contract are filled; ``lookahead`` in packs' worth."""
     capacity = (contract.seq_length - tail_slots) // contract.segment_multiple
     if capacity < 1:
         raise ConfigError(f"packing.tail_slots={tail_slots} leaves no room in rows of seq_length slots")

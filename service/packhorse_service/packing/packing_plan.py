@@ -9,7 +9,7 @@ __all__ = ["PackingAlgorithm", "PackingPlan"]
 
 
 class PackingAlgorithm(StrEnum):
-    """How packs are made of a lookahead."""
+    """Algorithm by which packs are made of a lookahead."""
 
     FIFO_EXACT_TAIL = "fifo_exact_tail"
     FIRST_FIT_DECREASING = "first_fit_decreasing"  # of one lookahead after the other, as are best-fit's

@@ -19,12 +19,12 @@ FIELD = re.compile(r"(contract|layout|mixing|packing|sources)\.")
 
 
 def plan_streams(config: ServeConfig, base: Path) -> list[StreamPlan]:
-    """A plan of every stream, ``train`` first. Raises as ``plan_stream`` does, and names the stream."""
+    """Plan every stream, ``train`` first. Raises as ``plan_stream`` does, and names the stream."""
     return list(each_stream(config, lambda name: plan_stream(config, base, name)).values())
 
 
 def each_stream(config: ServeConfig, find: Callable[[str], Found]) -> dict[str, Found]:
-    """What ``find`` gives for each stream by its name; its errors say which stream they are of."""
+    """Return what ``find`` gives for each stream by its name; its errors say which stream they are of."""
     return {name: _naming(name, find) for name in (TRAIN, *config.streams)}
 
 

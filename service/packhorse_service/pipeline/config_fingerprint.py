@@ -31,7 +31,7 @@ def fingerprint_config(
     contract: ResolvedContract,
     layout: ParallelLayout,
 ) -> StreamFingerprint:
-    """The fingerprint of the stream that a configuration describes."""
+    """Return the fingerprint of the stream that a configuration describes."""
     sample_parts = {
         "blocks": [[d.name, d.block_bytes] for d in decoding.values()],
         "date": config.date,

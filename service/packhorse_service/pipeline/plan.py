@@ -35,7 +35,7 @@ __all__ = ["StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan:
-    """One stream, described: all that decides its bytes."""
+    """Plan of one stream: all that decides its bytes."""
 
     name: str
     layout: ParallelLayout
@@ -111,7 +111,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
 
 
 def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | None, Tokenizer | None]:
-    """The tokenizer of a configuration, and what a loader needs to open it too."""
+    """Open the tokenizer of a configuration; return with it what a loader needs to open it too."""
     named = config.tokenizer
     if named is None:
         return None, None
@@ -120,7 +120,7 @@ def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | Non
 
 
 def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:
-    """The contract as it is served. Raises ``ConfigError`` that names what it lacks."""
+    """Resolve the contract as it is served. Raises ``ConfigError`` that names what it lacks."""
     vocab_size = declared.vocab_size or (tokenizer.vocab_size if tokenizer is not None else None)
     required = {
         "seq_length": declared.seq_length,
@@ -171,7 +171,7 @@ def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, 
 
 
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:
-    """The loading engine of a configuration."""
+    """Make the loading engine of a configuration."""
     make_loader = partial(_make_load, dict(plan.decoding))
     # Built here too: a template that does not compile is told better than by a worker that cannot start.
     load = make_loader()

@@ -29,7 +29,7 @@ class Provenance:
         self._sources = sources
 
     def __call__(self, rank: int, index: int) -> str:
-        """The shards and samples of this rank's row, for people."""
+        """Name the shards and samples of this rank's row, for people."""
         number = min(self._ranks[rank][index], len(self._named) - 1)  # a filler is the last row again
         by_shard: dict[tuple[int, int], list[str]] = {}
         for source, shard, keys, sample in self._named[number]:

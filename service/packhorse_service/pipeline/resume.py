@@ -29,7 +29,7 @@ MODES = {
 
 
 def adapt_snapshot(snapshot: StreamSnapshot, unit: ConsumedUnit) -> StreamSnapshot:
-    """The snapshot as a stream of this kind goes on from it. Raises ``ContractError`` where it cannot."""
+    """Return the snapshot as a stream of this kind goes on from it. Raises ``ContractError`` where it cannot."""
     step, window = snapshot.step, snapshot.window
     if snapshot.consumed_unit is not unit:
         raise ContractError(
@@ -54,7 +54,7 @@ def adapt_snapshot(snapshot: StreamSnapshot, unit: ConsumedUnit) -> StreamSnapsh
 
 
 def resume_warnings(snapshot: StreamSnapshot, shape: PackShape, plan: WindowPlan) -> Iterator[str]:
-    """What whoever resumes should know: a stream of this shape and plan goes on from the snapshot as it was read."""
+    """Return what whoever resumes a stream of this shape and plan from the snapshot should know."""
     step, window = snapshot.step + snapshot.window.offset, snapshot.window
     for part in snapshot.changed:
         yield f"from step {step} on {part} differs from the checkpoint's, as allowed: {RESUMABLE_CHANGES[part]}"

@@ -143,7 +143,7 @@ class BalanceWindow(Generic[Pack, State]):
         first: int = 0,
         position: WindowPosition | None = None,
     ) -> None:
-        """A window begins at step ``first``, of which ``position`` says how many steps to pass over.
+        """Begin a window at step ``first``, of which ``position`` says how many steps to pass over.
 
         Nothing is taken yet. Raises ``ContractError`` where the settings would assign that window otherwise.
         """

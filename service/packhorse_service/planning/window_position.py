@@ -10,7 +10,7 @@ DIGEST_BYTES = 8
 
 
 class WindowPosition(NamedTuple):
-    """How packs are made and dealt to steps, and where inside a window of steps a stream stands (``windows``)."""
+    """Position of a stream inside a balance window, and the settings by which its packs are made and dealt."""
 
     offset: int  # steps of the window that lie before; 0 outside of any
     steps: int  # that the window has: fewer than ``window`` at the end of a finite stream

@@ -148,7 +148,7 @@ def _is_list_of(value: object, kind: type) -> bool:
 
 
 def _pair(question: str, answer: str, *, extra: str | None = None) -> RowForm:
-    """A question and its answer, both text; ``extra`` may name a field that goes on with the question."""
+    """Take a question and its answer, both text; ``extra`` may name a field that goes on with the question."""
 
     def items(row: Row) -> list[Item]:
         asked = row[question]

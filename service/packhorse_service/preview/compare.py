@@ -15,8 +15,9 @@ from fractions import Fraction
 from packhorse.contract.layout import ParallelLayout
 from packhorse_service.packing.packer import packing_plan
 from packhorse_service.preview.from_lengths import PlannedLengths, broken_rules, simulate
-from packhorse_service.preview.plan_collector import PlanCollector, Planning
+from packhorse_service.preview.plan_collector import PlanCollector
 from packhorse_service.preview.plan_report import Candidate, PlanReport, Recommendation
+from packhorse_service.preview.planning_facts import Planning
 
 __all__ = ["compared"]
 
@@ -26,14 +27,14 @@ SAMPLES = 1_000_000  # compared at most: the first of the stream
 
 
 def compared(collector: PlanCollector) -> PlanReport:
-    """The report of a collector, with a comparison where samples are packed online."""
+    """Return the report of a collector, with a comparison where samples are packed online."""
     planning, report = collector.planning, collector.report()
     if not planning.online:
         return report
-    lengths = PlannedLengths(collector.lengths[:SAMPLES], collector.drawn_from[:SAMPLES])
+    lengths = PlannedLengths(collector.samples.lengths[:SAMPLES], collector.samples.sources[:SAMPLES])
     resized = [each for factor in FACTORS if (each := _at_length(planning, factor)) is not None]
     # A stream that was stopped is compared up to the same step: at its end, packs of what is left are poorer.
-    steps = None if collector.complete or len(collector.lengths) > SAMPLES else collector.steps
+    steps = None if collector.complete or len(collector.samples.lengths) > SAMPLES else collector.steps
     collectors = (simulate(lengths, each, steps=steps) for each in resized)
     candidates = tuple(found for each in collectors if (found := _candidate(each)) is not None)
     if not candidates:
@@ -42,7 +43,7 @@ def compared(collector: PlanCollector) -> PlanReport:
 
 
 def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
-    """The same planning with packs ``factor`` times as long; ``None`` where that breaks a rule."""
+    """Plan the same with packs ``factor`` times as long; ``None`` where that breaks a rule."""
     contract, multiple = planning.contract, planning.contract.segment_multiple
     seq_length, batch = contract.seq_length * factor, contract.global_batch_size / factor
     tail = contract.seq_length - planning.packing.capacity * multiple

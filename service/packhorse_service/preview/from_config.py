@@ -13,14 +13,8 @@ from packhorse_service.pipeline.plan import StreamPlan, make_engine, plan_stream
 from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.planning.planned_step import PlannedStep
 from packhorse_service.preview.from_lengths import Advance
-from packhorse_service.preview.plan_collector import (
-    PLANNED_AS,
-    MicroBatchFacts,
-    PlanCollector,
-    PlannedSource,
-    Planning,
-    StepFacts,
-)
+from packhorse_service.preview.plan_collector import PlanCollector
+from packhorse_service.preview.planning_facts import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts
 
 __all__ = ["plan_feed"]
 
@@ -39,11 +33,11 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
         pipeline = Pipeline(plan, engine, _Watching(collector, plan))
         while (planned := pipeline.next_planned_step()) is not None:
             collector.planned(_facts(planned, len(plan.sources)))
-            advance(collector.steps, len(collector.lengths))
+            advance(collector.steps, len(collector.samples.lengths))
             if steps is not None and collector.steps >= steps and collector.whole:
                 collector.complete = False
                 break
-        collector.skipped = [pipeline.counts[setting.order.name].faults for setting in plan.sources]
+        collector.samples.skipped = [pipeline.counts[setting.order.name].faults for setting in plan.sources]
         return collector
     finally:
         engine.close()
@@ -60,7 +54,7 @@ def _check_end(config: ServeConfig, steps: int | None) -> None:
 
 
 def _without_stops(config: ServeConfig) -> ServeConfig:
-    """The configuration with no source that stops the stream at a sample over length."""
+    """Return the configuration with no source that stops the stream at a sample over length."""
     sources = {
         name: source.model_copy(update={"over_length": PLANNED_AS[source.over_length]})
         for name, source in config.sources.items()

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from packhorse.contract.batch_contract import BatchContract, Packing, Remainder, ResolvedContract, resolve
+from packhorse.contract.batch_contract import BatchContract, Packing, ResolvedContract, resolve
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.errors import ContractError
+from packhorse.rounding import ceil_div
 from packhorse.rules import RuleInput, check, errors
 from packhorse_service.mixing.over_length import CUTS, OverLength
 from packhorse_service.packing.packer import packer_for, packing_plan
 from packhorse_service.packing.packing_plan import PackingAlgorithm
-from packhorse_service.planning.balance import CostModel, assign_to_ranks, assign_to_steps
-from packhorse_service.preview.plan_collector import (
-    PLANNED_AS,
-    MicroBatchFacts,
-    PlanCollector,
-    PlannedSource,
-    Planning,
-    StepFacts,
-)
+from packhorse_service.planning.balance import CostModel
+from packhorse_service.planning.balance_window import BalanceWindow, plan_window
+from packhorse_service.planning.planned_step import plan_step
+from packhorse_service.preview.plan_collector import PlanCollector
+from packhorse_service.preview.planning_facts import PLANNED_AS, MicroBatchFacts, PlannedSource, Planning, StepFacts
 from packhorse_service.preview.statistics import Ints
 
 __all__ = ["Advance", "LengthsOptions", "PlannedLengths", "broken_rules", "plan_lengths", "simulate"]
@@ -62,7 +58,7 @@ def plan_lengths(lengths: Ints, options: LengthsOptions, advance: Advance) -> Pl
     usable = lengths[lengths > 0].tolist()
     samples = PlannedLengths(usable, [0] * len(usable))
     collector = simulate(samples, _planning(options), epochs=options.epochs, steps=options.steps, advance=advance)
-    collector.empty = (len(lengths) - len(usable)) * options.epochs
+    collector.samples.empty = (len(lengths) - len(usable)) * options.epochs
     return collector
 
 
@@ -97,7 +93,7 @@ def _planning(options: LengthsOptions) -> Planning:
 
 
 def broken_rules(contract: ResolvedContract, layout: ParallelLayout) -> Sequence[object]:
-    """The rules that these sizes break, as far as a trainer that declares nothing shows."""
+    """Return the rules that these sizes break, as far as a trainer that declares nothing shows."""
     return errors(check(RuleInput(layout, contract, TrainerFacts())))
 
 
@@ -111,45 +107,52 @@ def simulate(
 ) -> PlanCollector:
     """Pack and plan, to the end or for as many steps, the last window whole."""
     collector = PlanCollector(planning)
-    stream = _LengthStream(samples, epochs, planning, collector)
-    for step in stream.steps():
+    for step in _steps(LengthPacks(samples, epochs, planning, collector), planning):
         collector.planned(step)
-        advance(collector.steps, len(collector.lengths))
+        advance(collector.steps, len(collector.samples.lengths))
         if steps is not None and collector.steps >= steps and collector.whole:
             collector.complete = False
             break
     return collector
 
 
-class _LengthStream:
-    """Stream of lengths alone, cut and drawn as the pipeline does it."""
+def _steps(packs: LengthPacks, planning: Planning) -> Iterator[StepFacts]:
+    """Assign and plan packs by the functions that serving plans by."""
+    contract = planning.contract
+    window = plan_window(planning.window, contract, planning.packing, packs.cost, seed=0)
+    for assigned in BalanceWindow(packs, window):
+        planned = plan_step(
+            assigned,
+            [pack.supervised for pack in assigned.packs],
+            packs=planning.micro_batches,
+            data_parallel=planning.data_parallel,
+            remainder=contract.remainder,
+        )
+        if planned is not None:
+            yield StepFacts(planned.micro_batches, planned.ranks)
+
+
+class LengthPacks:
+    """Source of packs of lengths alone, cut, drawn and packed as the pipeline does it."""
 
     def __init__(self, samples: PlannedLengths, epochs: int, planning: Planning, collector: PlanCollector) -> None:
+        self.cost = CostModel(6 * planning.hidden_size)
         self._samples, self._epochs = samples, epochs
         self._planning, self._collector = planning, collector
-        self._cost = CostModel(6 * planning.hidden_size)
         self._cuts = [CUTS[PLANNED_AS[source.over_length]] for source in planning.sources]
         self._packer = packer_for(planning.packing)
         self._pieces: dict[int, tuple[int, int]] = {}  # pending: number -> (slots, source)
         self._arrived = 0
+        self._made = self._packs()
 
-    def steps(self) -> Iterator[StepFacts]:
-        size, window = self._planning.micro_batches, self._planning.window
-        packs = self._packs()
-        while taken := list(islice(packs, size * window)):
-            steps = len(taken) // size
-            whole = steps * size
-            dealt = assign_to_steps([pack.cost for pack in taken[:whole]], steps, seed=0) if steps else []
-            if len(taken) > whole and self._planning.contract.remainder is Remainder.PAD:
-                dealt.append(list(range(whole, len(taken))))
-            for of_step in dealt:
-                yield self._planned([taken[pack] for pack in of_step])
+    def __iter__(self) -> LengthPacks:
+        return self
 
-    def _planned(self, packs: list[MicroBatchFacts]) -> StepFacts:
-        missing = self._planning.micro_batches - len(packs)
-        costs = [pack.cost for pack in packs] + [packs[-1].cost] * missing
-        supervised = [*(pack.supervised for pack in packs), *[None] * missing]
-        return StepFacts(packs, assign_to_ranks(costs, self._planning.data_parallel, supervised))
+    def __next__(self) -> MicroBatchFacts:
+        return next(self._made)
+
+    def state(self) -> None:
+        """Return nothing: a preview is never resumed."""
 
     def _packs(self) -> Iterator[MicroBatchFacts]:
         arrivals = self._arrivals()
@@ -170,7 +173,7 @@ class _LengthStream:
                 self._collector.drawn(source, epoch, length, len(pieces), f"sample {index}")
                 for piece in pieces:
                     self._pieces[self._arrived] = (piece, source)
-                    self._packer.add(self._arrived, -(-piece // multiple))
+                    self._packer.add(self._arrived, ceil_div(piece, multiple))
                     self._arrived += 1
                 yield len(pieces)
 
@@ -180,6 +183,6 @@ class _LengthStream:
         tokens = [0] * len(self._planning.sources)
         for length, source in pieces:
             tokens[source] += length
-        cost = self._cost.cost(slots)
+        cost = self.cost.cost(slots)
         self._collector.packed(numbers, cost)
         return MicroBatchFacts(slots, tokens, cost, sum(slots))

@@ -138,7 +138,7 @@ def _micro_batch(
 
 
 def _samples(segment: Segment, plan: StreamPlan, row: int, start: int, physical: int) -> Iterator[PlacedSample]:
-    """The pieces of a segment, one after the other; the padding is behind the last."""
+    """Return the pieces of a segment, one after the other; the padding is behind the last."""
     filled = [piece for piece in segment if piece.slots]
     rest = physical - sum(piece.slots for piece in filled)
     for place, piece in enumerate(filled, start=1):
@@ -191,7 +191,7 @@ def step_as_json(step: InspectedStep, rank: int | None) -> str:
 
 
 def show_step(step: InspectedStep, selection: Selection, console: Console) -> None:
-    """A line for each micro-batch."""
+    """Show a line for each micro-batch."""
     right = [Column(name, justify="right") for name in ("rank", "micro-batch", "samples", "tokens", "fill")]
     table = Table(*right, Column("sources"), title=f"step {step.step}", title_justify="left", title_style="bold")
     for each in selection.micro_batches:
@@ -210,6 +210,6 @@ def show_step(step: InspectedStep, selection: Selection, console: Console) -> No
 
 
 def _named(samples: Sequence[PlacedSample]) -> str:
-    """The sources with the most samples."""
+    """Return the sources with the most samples."""
     named = [source for source, _ in Counter(sample.source for sample in samples).most_common()]
     return escape(names(map(short_name, named), NAMED))

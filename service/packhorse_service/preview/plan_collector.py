@@ -8,39 +8,31 @@ Shapes: D = data-parallel ranks, M = micro-batches of a rank in a step, S = step
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from packhorse.contract.batch_contract import Packing, Remainder, ResolvedContract
+from packhorse.contract.batch_contract import Packing, Remainder
 from packhorse.errors import ConfigError
 from packhorse.rounding import ceil_div, round_up
-from packhorse_service.mixing.order import MixBy
-from packhorse_service.mixing.over_length import CUTS, OverLength
-from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.row_layout import row_offsets
+from packhorse_service.preview.drawn_samples import DrawnSamples, Waits
 from packhorse_service.preview.plan_report import (
     Balance,
     Displacement,
     Fill,
-    OverLengthReport,
     PlanReport,
     PlanSetting,
     PlanStepReport,
     RankCosts,
-    Samples,
     SourceReport,
-    Stop,
 )
+from packhorse_service.preview.planning_facts import Planning, StepFacts
 from packhorse_service.preview.statistics import (
     Ints,
     before_after,
-    histogram,
     percentiles,
-    policy_costs,
     ratio,
     relative,
     rounded,
@@ -48,84 +40,7 @@ from packhorse_service.preview.statistics import (
     totals,
 )
 
-__all__ = ["PLANNED_AS", "MicroBatchFacts", "PlanCollector", "PlannedSource", "Planning", "StepFacts"]
-
-# A sample over length cannot be planned where it would stop the stream: it is left out, and the report says so.
-PLANNED_AS = {policy: policy for policy in OverLength} | {OverLength.ERROR: OverLength.DROP}
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSource:
-    """Source of samples, as far as the report needs to know it."""
-
-    name: str
-    weight: int
-    over_length: OverLength
-    skip_budget: int
-    setting: str  # where the policy is set
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planning:
-    """Planning that a report is about: contract, layout and how packs are made."""
-
-    origin: str
-    contract: ResolvedContract
-    data_parallel: int
-    packing: PackingPlan
-    lookahead: int | None  # packs' worth, as configured
-    hidden_size: int
-    window: int
-    mixed_by: MixBy | None  # None where there is nothing to mix
-    limit: int | None  # slots at which samples are cut
-    sources: tuple[PlannedSource, ...]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of a step, over all ranks."""
-        return self.contract.global_batch_size // self.contract.micro_batch_size
-
-    @property
-    def online(self) -> bool:
-        return self.contract.packing is Packing.ONLINE
-
-
-class MicroBatchFacts(NamedTuple):
-    """A micro-batch without its content."""
-
-    slots: list[int]  # of each segment
-    tokens: Sequence[int]  # of each source
-    cost: int
-    supervised: int
-
-
-class StepFacts(NamedTuple):
-    """A planned step; ``ranks[rank][index]`` behind the last micro-batch is a filler."""
-
-    micro_batches: Sequence[MicroBatchFacts]
-    ranks: Sequence[Sequence[int]]
-
-
-@dataclass(slots=True)
-class Waits:
-    """Arrivals against departures, in pieces."""
-
-    arrived: int = 0
-    left: int = 0
-    longest: int = 0
-    most_late: int = 0
-    _arrived_by: list[int] = field(default_factory=list)  # pieces, when each pack was closed
-
-    def packed(self, numbers: Sequence[int]) -> None:
-        """The next pack holds these pieces, numbered as they arrived."""
-        self._arrived_by.append(self.arrived)
-        pack = len(self._arrived_by) - 1
-        # A piece was there for the first pack that was closed after it arrived.
-        self.longest = max(self.longest, pack - bisect_right(self._arrived_by, min(numbers)))
-        for place, number in enumerate(numbers, start=self.left):
-            self.most_late = max(self.most_late, place - number)
-        self.left += len(numbers)
+__all__ = ["PlanCollector"]
 
 
 class _Balance(NamedTuple):
@@ -149,20 +64,13 @@ class _Planned(NamedTuple):
 
 
 class PlanCollector:
-    """Adds up what a stream does."""
+    """Collector of what a stream does: samples drawn, micro-batches packed, steps planned."""
 
     def __init__(self, planning: Planning) -> None:
         self.planning = planning
-        self.lengths: list[int] = []  # of every sample drawn, in order
-        self.drawn_from: list[int] = []  # its source
-        self.skipped = [0] * len(planning.sources)  # samples with unusable content
-        self.empty = 0  # samples without a slot, left out
+        self.samples = DrawnSamples(planning)
         self.complete = True  # planned to the end of the stream
         self.packed_costs: list[int] = []  # of each micro-batch, in the order of the pack stream
-        self._epochs = [0] * len(planning.sources)
-        self._over = [0] * len(planning.sources)  # samples over length
-        self._lost = [0] * len(planning.sources)  # their tokens that are not planned
-        self._stop: Stop | None = None
         self._waits = Waits()
         self._segments: list[int] = []  # of each micro-batch
         self._planned: list[_Planned] = []
@@ -179,25 +87,12 @@ class PlanCollector:
     # What happens ------------------------------------------------------------------------------------
 
     def drawn(self, source: int, epoch: int, slots: int, pieces: int, place: str) -> None:
-        """A sample was drawn, and cut into so many pieces."""
-        self.lengths.append(slots)
-        self.drawn_from.append(source)
+        """Note that a sample was drawn, and cut into so many pieces."""
+        self.samples.drawn(source, epoch, slots, place)
         self._waits.arrived += pieces
-        self._epochs[source] = max(self._epochs[source], epoch + 1)
-        if self.planning.limit is not None and slots > self.planning.limit:
-            self._over_length(source, slots, self.planning.limit, place)
-
-    def _over_length(self, source: int, slots: int, limit: int, place: str) -> None:
-        setting = self.planning.sources[source]
-        cut = CUTS[PLANNED_AS[setting.over_length]]
-        self._over[source] += 1
-        self._lost[source] += slots - sum(end - begin for begin, end in cut(0, slots, limit, 0))
-        stops = setting.over_length is OverLength.ERROR and self._over[source] > setting.skip_budget
-        if stops and self._stop is None:
-            self._stop = Stop(setting.setting, place, slots)
 
     def packed(self, numbers: Sequence[int], cost: int) -> None:
-        """The next micro-batch of the pack stream; ``numbers`` are its pieces as they arrived."""
+        """Note the next micro-batch of the pack stream; ``numbers`` are its pieces as they arrived."""
         self.packed_costs.append(cost)
         if self.planning.online:
             self._waits.packed(numbers)
@@ -238,27 +133,31 @@ class PlanCollector:
             fillers=sum(step.fillers for step in self._planned),
             dropped=len(self.packed_costs) - len(self._segments),
             unsupervised=sum(step.unsupervised for step in self._planned),
-            samples=self._samples(),
+            samples=self.samples.report(),
             fill=self._fill(),
             segments=percentiles(self._segments) if contract.packed else None,
             order=Displacement(self._waits.longest, self._waits.most_late) if self.planning.online else None,
             balance=None if balance is None else balance.of_stream,
             rank_costs=None if balance is None else balance.of_worst,
             sources=self._sources(),
-            over_length=self._over_length_report(),
+            over_length=self.samples.over_length_report(),
             comparison=None,
             recommendation=None,
             per_step=tuple(self._step(step, balance) for step in range(self.steps)),
         )
 
     def _nothing(self) -> str:
-        found = f"{len(self.lengths):,} samples with {sum(self.lengths):,} slots"
+        found = f"{len(self.samples.lengths):,} samples with {sum(self.samples.lengths):,} slots"
         if self.packed_costs:
             return (
                 f"contract.remainder=drop: {found} make {len(self.packed_costs)} micro-batches, a step takes "
                 f"{self.planning.micro_batches}; lower contract.global_batch_size, or set remainder to pad"
             )
-        over = f", {sum(self._over)} of them over {self.planning.limit:,} slots" if self.planning.limit else ""
+        over = (
+            f", {sum(self.samples.over_length)} of them over {self.planning.limit:,} slots"
+            if self.planning.limit
+            else ""
+        )
         return f"{self.planning.origin}: nothing to plan: {found}{over}; set over_length to split, or add data"
 
     def _setting(self) -> PlanSetting:
@@ -278,17 +177,6 @@ class PlanCollector:
             max_segments=contract.max_segments,
             hidden_size=planning.hidden_size,
             mixed_by=None if planning.mixed_by is None else str(planning.mixed_by),
-        )
-
-    def _samples(self) -> Samples:
-        lengths = np.array(self.lengths, dtype=np.int64)
-        return Samples(
-            count=len(lengths),
-            empty=self.empty,
-            tokens=int(lengths.sum()),
-            mean=ratio(int(lengths.sum()), len(lengths)),
-            lengths=percentiles(self.lengths),
-            histogram=histogram(lengths),
         )
 
     def _fill(self) -> Fill:
@@ -349,7 +237,7 @@ class PlanCollector:
     def _sources(self) -> tuple[SourceReport, ...]:
         tokens = np.array([step.tokens for step in self._planned], dtype=np.int64)  # [S, sources]
         shares = tokens / tokens.sum(axis=1, keepdims=True)
-        samples = np.bincount(self.drawn_from, minlength=len(self.planning.sources))
+        drawn = self.samples.by_source()
         weights = sum(source.weight for source in self.planning.sources)
         return tuple(
             SourceReport(
@@ -359,25 +247,11 @@ class PlanCollector:
                 least=round(float(shares[:, i].min()), 6),
                 most=round(float(shares[:, i].max()), 6),
                 tokens=int(tokens[:, i].sum()),
-                samples=int(samples[i]),
-                epochs=self._epochs[i],
-                skipped=self.skipped[i],
-                over_length=self._over[i],
-                lost=self._lost[i],
+                samples=drawn[i],
+                epochs=self.samples.epochs[i],
+                skipped=self.samples.skipped[i],
+                over_length=self.samples.over_length[i],
+                lost=self.samples.lost[i],
             )
             for i, source in enumerate(self.planning.sources)
-        )
-
-    def _over_length_report(self) -> OverLengthReport | None:
-        limit = self.planning.limit
-        if limit is None:
-            return None
-        lengths = [slots for slots in self.lengths if slots > limit]
-        return OverLengthReport(
-            limit=limit,
-            samples=len(lengths),
-            tokens=sum(lengths),
-            share=ratio(sum(lengths), sum(self.lengths)),
-            stop=self._stop,
-            policies=policy_costs(lengths, limit),
         )

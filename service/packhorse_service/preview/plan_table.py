@@ -23,7 +23,7 @@ CHOICES = "split, truncate_left, truncate_right or drop"
 
 @contextmanager
 def progress(console: Console, steps: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, which the function given moves; ``steps`` in all, if that is known."""
+    """Show a bar on a terminal, which the function given moves; ``steps`` in all, if that is known."""
     columns = (SpinnerColumn(), TextColumn("planning"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=steps)
@@ -160,7 +160,7 @@ def _worst(figures: BeforeAfter) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table that fits 80 columns: names to the left, numbers to the right."""
+    """Return a table that fits 80 columns: names to the left, numbers to the right."""
     numbers = [Column(name, justify="right", no_wrap=True) for name in columns[1:]]
     shape: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", "title_style": "bold"}
     return Table(Column(columns[0], overflow="fold"), *numbers, title=title, **shape)

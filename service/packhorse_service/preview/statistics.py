@@ -91,7 +91,7 @@ def rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def histogram(lengths: Ints) -> tuple[LengthBin, ...]:
-    """A few bins for each doubling, from the shortest to the longest."""
+    """Count lengths in a few bins for each doubling, from the shortest to the longest."""
     top = BINS_AN_OCTAVE * (int(lengths.max()).bit_length() + 1)
     edges = sorted({round(2 ** (step / BINS_AN_OCTAVE)) for step in range(top + 1)})
     samples, _ = np.histogram(lengths, edges)

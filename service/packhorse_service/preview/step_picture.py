@@ -83,7 +83,7 @@ def _draw_row(axes: Axes, y: int, micro_batch: PlacedMicroBatch, row: int, shade
 
 
 def _draw_key(axes: Axes, y: int, sample: PlacedSample, color: str, width: int) -> None:
-    """The key of a sample, and which of its ids where they are not all, as far as there is room."""
+    """Return the key of a sample, and which of its ids where they are not all, as far as there is room."""
     part = sample.end - sample.begin < sample.ids
     texts = [f"{sample.key}, ids {sample.begin:,} to {sample.end - 1:,} of {sample.ids:,}"] if part else []
     for text in (*texts, sample.key):
@@ -105,7 +105,7 @@ def _slots(micro_batches: Sequence[PlacedMicroBatch]) -> Counter[str]:
 
 
 def _shades(sources: Sequence[str], slots: Counter[str]) -> Shades:
-    """A pair of shades a source, the same in every step; with many sources, only for the largest of this one."""
+    """Choose a pair of shades a source, the same in every step; with many sources, only for the largest of this one."""
     if len(sources) > len(SHADES):
         largest = {source for source, _ in slots.most_common(len(SHADES) - 1)}
         sources = [source for source in sources if source in largest]

@@ -15,7 +15,7 @@ def unit_of(packing: str, rows: int) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name with its middle left out where it is long: both ends tell sources apart."""
+    """Return a name with its middle left out where it is long: both ends tell sources apart."""
     if len(name) <= NAME_LENGTH:
         return name
     half = (NAME_LENGTH - 1) // 2

@@ -47,7 +47,7 @@ CUT_LENGTH = struct.Struct("<II")
 
 
 class PackShape(NamedTuple):
-    """What a packing setting is called by when it has changed."""
+    """Shape of packs by which a changed packing setting is noticed."""
 
     seq_length: int
     segment_multiple: int
@@ -72,7 +72,7 @@ def snapshot_bound(sources: int, open_shards: int) -> int:
 
 
 def encode_snapshot(snapshot: StreamSnapshot, fingerprint: StreamFingerprint) -> bytes:
-    """A few hundred bytes: the order, and one bit for each piece drawn since."""
+    """Encode a snapshot, a few hundred bytes: the order, and one bit for each piece drawn since."""
     step, (order, cut_lengths, packed, checksum), consumed_unit, consumed, shape, window, _ = snapshot
     head = HEAD.pack(
         MAGIC,

@@ -42,7 +42,7 @@ class StreamFingerprint:
 
     @classmethod
     def of(cls, sample_parts: Mapping[str, object], row_parts: Mapping[str, object]) -> StreamFingerprint:
-        """From JSON-able descriptions of each part."""
+        """Make one from JSON-able descriptions of each part."""
         return cls(_digests(sample_parts), _digests(row_parts))
 
     @property
@@ -52,7 +52,7 @@ class StreamFingerprint:
         return blake2b(b"".join(name.encode() + parts[name] for name in sorted(parts)), digest_size=16).digest()
 
     def encoded_parts(self) -> bytes:
-        """The digests of the parts that a snapshot depends on, in order of their names."""
+        """Return the digests of the parts that a snapshot depends on, in order of their names."""
         return b"".join(self.sample_parts[name] for name in sorted(self.sample_parts))
 
     def differing(self, encoded_parts: bytes) -> dict[str, str]:
@@ -62,7 +62,7 @@ class StreamFingerprint:
         return {name: f"{name}@{digest.hex()}" for name, digest in named if digest != self.sample_parts[name]}
 
     def changed(self, encoded_parts: bytes, allowed: Collection[str]) -> list[str]:
-        """The parts that are not another stream's and may differ: each is asked for by its name and old digest.
+        """Return the parts that are not another stream's and may differ: each is asked for by its name and old digest.
 
         Raises ``ContractError`` where others differ too.
         """

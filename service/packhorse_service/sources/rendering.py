@@ -188,14 +188,14 @@ PRINTABLE = (str, int, float, list, tuple, dict, jinja2.Undefined)
 
 
 def _refuse_none(value: object) -> object:
-    """Printing null would write the word "None" into the training text."""
+    """Refuse null: printing it would write the word "None" into the training text."""
     if value is None:
         raise jinja2.TemplateError("it prints a null value as text (content that is null?)")
     return value
 
 
 def _refuse_what_is_no_text(value: object) -> object:
-    """Printing a function or a generator would write its address, which is another one in each process."""
+    """Refuse a function or a generator: its printed address is another one in each process."""
     if not isinstance(_refuse_none(value), PRINTABLE):
         raise jinja2.TemplateError(f"it prints a {type(value).__name__}, which is no text (a filter without join?)")
     return value

@@ -36,7 +36,7 @@ def strip(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
 
 
 def title(axes: Axes, text: str, size: int = 11) -> None:
-    """A title at the left."""
+    """Draw a title at the left."""
     axes.set_title(text, loc="left", color=INK, fontsize=size, fontweight="bold", pad=10)
 
 

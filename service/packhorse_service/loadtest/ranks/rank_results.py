@@ -40,6 +40,7 @@ def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, dis
     errors = [rank.error for rank in ranks if rank.error is not None]
     welcomed = [rank.welcomed_s for rank in ranks]
     firsts = [rank.first_taken_s for rank in ranks]
+    agreed = [rank.session.progress.agreed for rank in ranks]
     stopped = WaitHistogram.merged(each.stopped_waits.bins for each in every)
     return WorkerResult(
         ranks=tuple(map(rank_result, ranks)),
@@ -51,7 +52,7 @@ def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, dis
         delivered_tokens=round(sum(each.delivered for each in every)),
         wire_bytes=sum(each.wire_bytes for each in every),
         verified=sum(each.verified for each in every),
-        num_microbatches=max((rank.num_microbatches for rank in ranks), default=0),
+        num_microbatches=max((terms.num_microbatches for terms in agreed if terms is not None), default=0),
         last_taken_s=max((each.last_taken_s for each in every), default=0.0),
         welcomed_s=max((at for at in welcomed if at is not None), default=None) if None not in welcomed else None,
         first_taken_s=min((at for at in firsts if at is not None), default=None),

@@ -45,12 +45,6 @@ class SimulatedRank:
     def ended(self) -> bool:
         return self.session.state is State.ENDED
 
-    @property
-    def num_microbatches(self) -> int:
-        """Micro-batches of this rank in a step, as the server's contract has it; 0 before the handshake."""
-        agreed = self.session.progress.agreed
-        return agreed.num_microbatches if agreed is not None else 0
-
     def fail(self, error: Exception) -> None:
         """End the rank; the first error is what counts."""
         self.error = self.error or error

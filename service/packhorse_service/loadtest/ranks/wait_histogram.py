@@ -14,7 +14,7 @@ LEAST_S = 1e-5  # shorter is no wait: bin 0
 
 
 def bin_of(seconds: float) -> int:
-    """The bin that a duration falls into."""
+    """Return the bin that a duration falls into."""
     return 0 if seconds <= LEAST_S else 1 + int(math.log(seconds / LEAST_S) / GROWTH)
 
 
@@ -38,7 +38,7 @@ class WaitHistogram:
 
     @staticmethod
     def merged(parts: Iterable[Mapping[int, int]], total_s: float = 0.0, max_s: float = 0.0) -> WaitHistogram:
-        """The durations of several, with what is known of all of them."""
+        """Add the durations of several, with what is known of all of them."""
         merged = WaitHistogram(total_s=total_s, max_s=max_s)
         for part in parts:
             merged.bins.update(part)

@@ -102,7 +102,7 @@ def _ms(value: float | None) -> str:
 
 
 def waited_rows(outcome: LoadTestOutcome) -> list[tuple[str, str]]:
-    """(what, or a rank and what it is in the test; rank-seconds) as the server said, most first."""
+    """Return (what, or a rank and what it is in the test; rank-seconds) as the server said, most first."""
     rows = []
     for reason in dict.fromkeys(waited.reason for waited in outcome.waited_for):
         of_reason = [waited for waited in outcome.waited_for if waited.reason == reason]
@@ -144,7 +144,7 @@ def remarks(outcome: LoadTestOutcome) -> Iterator[str]:
 
 
 def verdict_rows(outcome: LoadTestOutcome) -> list[tuple[str, str, str]]:
-    """(what was required, what was measured, whether it was met)."""
+    """Return (what was required, what was measured, whether it was met)."""
     return [
         (str(verdict.threshold), rounded(verdict.measured), "met" if verdict.met else "missed")
         for verdict in outcome.verdicts

@@ -91,7 +91,7 @@ class Measurements:
         return WaitHistogram.merged((rank.waits for rank in ranks), total, longest)
 
     def total(self, name: str) -> int:
-        """The sum of a count over the workers."""
+        """Return the sum of a count over the workers."""
         return int(sum(getattr(result, name) for result in self.results))
 
 

@@ -72,7 +72,7 @@ class LoadTestPlan:
         )
 
     def setting(self, endpoint: str, processes: int, command: str) -> LoadTestSetting:
-        """Setting that the report tells of."""
+        """Return the setting that the report tells of."""
         scenario = self.scenario
         return LoadTestSetting(
             command=command,
@@ -161,7 +161,7 @@ def _spread(ranks: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _counted(ranks: Sequence[int], layout: ParallelLayout) -> frozenset[int]:
-    """The first rank of each data-parallel coordinate: its peers get the same tokens, or their slices of them."""
+    """Return the first rank of each data-parallel coordinate: its peers get the same tokens, or slices of them."""
     first: dict[int, int] = {}
     for rank in sorted(ranks, key=lambda rank: layout.coordinates(rank)[::-1]):
         first.setdefault(layout.coordinates(rank).data, rank)

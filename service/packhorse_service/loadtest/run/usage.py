@@ -40,7 +40,7 @@ def processor() -> str:
 
 
 def family(pid: int, proc: Path = PROC) -> list[int]:
-    """A process and all its living descendants; nothing where it has ended, or cannot be seen."""
+    """Find a process and all its living descendants; nothing where it has ended, or cannot be seen."""
     stats = _stats(proc)
     return list(_family(pid, stats)) if pid in stats else []
 
@@ -60,7 +60,7 @@ def observe(pid: int, proc: Path = PROC) -> Usage | None:
 
 
 def observe_all(pids: Iterable[int], proc: Path = PROC) -> Usage | None:
-    """The sum of several; ``None`` where nothing can be seen of any."""
+    """Return the sum of several; ``None`` where nothing can be seen of any."""
     seen = [usage for pid in pids if (usage := observe(pid, proc)) is not None]
     if not seen:
         return None

@@ -145,7 +145,7 @@ class Scenario(Section):
 
 
 def load_scenario(file: Path | None, options: Mapping[str, Any]) -> Scenario:
-    """The scenario of a file, with ``options`` over it; either may be missing.
+    """Load the scenario of a file, with ``options`` over it; either may be missing.
 
     Raises ``ConfigError`` that lists everything wrong.
     """

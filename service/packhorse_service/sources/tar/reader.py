@@ -200,7 +200,7 @@ class _TarStream:
         return False
 
     def _verify_to_end(self) -> None:
-        """A gzip stream's checksum stands behind its last byte: read to there, so that it is compared."""
+        """Read to the end of a gzip stream, behind which its checksum stands, so that it is compared."""
         while isinstance(self.stream, gzip.GzipFile) and self.read(READ_LIMIT_BYTES):
             pass
 
