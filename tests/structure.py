@@ -49,9 +49,8 @@ DANGLING = {
 
 
 class Class(NamedTuple):
-    """One class: where it stands, what it has."""
+    """One class of a module, and what it has."""
 
-    path: Path
     name: str
     methods: tuple[str, ...]
     attributes: frozenset[str]
@@ -127,15 +126,12 @@ def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
     return seen
 
 
-def classes(paths: Iterable[Path]) -> Iterator[Class]:
+def classes_in(tree: ast.Module) -> list[Class]:
     """Every class at the top of a module."""
-    for path in paths:
-        for node in tree_of(path).body:
-            if isinstance(node, ast.ClassDef):
-                yield _class(path, node)
+    return [_class(node) for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
-def _class(path: Path, node: ast.ClassDef) -> Class:
+def _class(node: ast.ClassDef) -> Class:
     methods = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
     fields = {
         item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
@@ -150,7 +146,6 @@ def _class(path: Path, node: ast.ClassDef) -> Class:
     }
     plain = [method for method in methods if not method.name.startswith("__") and not method.decorator_list]
     return Class(
-        path=path,
         name=node.name,
         methods=tuple(method.name for method in methods if not method.name.startswith("__")),
         attributes=frozenset(fields | set_on_self),
@@ -159,9 +154,9 @@ def _class(path: Path, node: ast.ClassDef) -> Class:
     )
 
 
-def documented(path: Path) -> Iterator[tuple[int, str, str]]:
+def documented(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """(line, name, first line of its docstring) of whatever has one in a module."""
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -170,12 +165,17 @@ def documented(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def hard_to_read(path: Path) -> Iterator[str]:
     """Docstrings of a module that need the name above them, or say next to nothing."""
-    for line, name, text in documented(path):
+    yield from (f"{name_of(path)}:{fault}" for fault in docstrings_hard_to_read(tree_of(path)))
+
+
+def docstrings_hard_to_read(tree: ast.Module) -> Iterator[str]:
+    """The same for a syntax tree: line, name and what is wrong."""
+    for line, name, text in documented(tree):
         words = text.replace("`", "").split()
         if words[0].rstrip(",:;").lower() in DANGLING:
-            yield f"{name_of(path)}:{line} {name}: opens with {words[0]!r}: {text}"
+            yield f"{line} {name}: opens with {words[0]!r}: {text}"
         elif len(words) < DOCSTRING_WORDS:
-            yield f"{name_of(path)}:{line} {name}: says little: {text}"
+            yield f"{line} {name}: says little: {text}"
 
 
 def too_long(path: Path) -> Iterator[str]:
@@ -192,11 +192,11 @@ def too_long(path: Path) -> Iterator[str]:
 
 def too_large(paths: Iterable[Path]) -> Iterator[str]:
     """Classes with behaviour that have too many methods or attributes."""
-    for found in classes(paths):
-        attributes = 0 if found.frozen else len(found.attributes)
-        if found.behaves and (len(found.methods) > CLASS_METHODS or attributes > CLASS_ATTRIBUTES):
-            size = f"{len(found.methods)} methods, {len(found.attributes)} attributes"
-            yield f"{name_of(found.path)} {found.name}: {size}"
+    for path in paths:
+        for found in classes_in(tree_of(path)):
+            attributes = 0 if found.frozen else len(found.attributes)
+            if found.behaves and (len(found.methods) > CLASS_METHODS or attributes > CLASS_ATTRIBUTES):
+                yield f"{name_of(path)} {found.name}: {len(found.methods)} methods, {len(found.attributes)} attributes"
 
 
 def crowded() -> Iterator[str]:
@@ -215,7 +215,7 @@ def repeated() -> Iterator[str]:
         package = path.relative_to(ROOT).parts[1]
         if not path.stem.startswith("__"):
             places[package, path.name].append(name_of(path))
-        for found in classes([path]):
+        for found in classes_in(tree_of(path)):
             places[package, found.name].append(name_of(path))
     for (_, name), where in places.items():
         if len(where) > 1:

@@ -13,13 +13,24 @@ import pytest
 
 import packhorse
 from tests.harness import DEADLINE_S
+from tests.structure import (
+    CLASS_METHODS,
+    MODULES,
+    ROOT,
+    arrows,
+    classes_in,
+    crowded,
+    cycles,
+    docstrings_hard_to_read,
+    hard_to_read,
+    name_of,
+    repeated,
+    too_large,
+    too_long,
+    tree_of,
+)
 
-ROOT = Path(__file__).parents[1]
-CLIENT = sorted((ROOT / "client").rglob("*.py"))
-MODULES = [*CLIENT, *sorted((ROOT / "service").rglob("*.py"))]
-
-MODULE_LINES = 400
-FUNCTION_LINES = 60
+CLIENT = [path for path in MODULES if path.is_relative_to(ROOT / "client")]
 
 SERVICE_ONLY = ("jinja2", "tokenizers", "pydantic", "yaml", "typer", "rich", "fsspec", "webdataset", "braceexpand")
 # Modules that turn bytes or text into running code, or hand text to a shell.
@@ -72,18 +83,20 @@ CLOCKS = {
     "packhorse_service/loadtest/run/coordinator.py": "deadlines of a load test, and the time it measures",
     "packhorse_service/processes.py": "deadlines of a start, and grace before child processes are killed",
 }
+THREADS = {
+    "packhorse/feed.py": "wakes the loop that waits for its connection",
+    "packhorse/transport/connection.py": "has the lock that the client's thread shares with the loop",
+    "packhorse/transport/socket_worker.py": "works the socket under that lock",
+    "packhorse_service/server/producer.py": "runs a stream's pipeline beside the server's loop",
+    "packhorse_service/loading/engine.py": "hands blocks to worker processes",
+    "packhorse_service/monitoring/status_http.py": "answers HTTP beside the server's loop",
+    "packhorse_service/loadtest/run/workers.py": "reads the pipes of the worker processes",
+    "packhorse_service/loadtest/run/coordinator.py": "watches processes while ranks run",
+    "packhorse_service/processes.py": "watches child processes",
+    "packhorse_service/demo/__init__.py": "follows the ranks while the server runs",
+}
 # What a wall clock that jumps would change. Only the monotonic clock is read, and only differences of it count.
 CALENDAR = {"now", "utcnow", "today", "time.time", "time.time_ns", "gmtime", "localtime", "time.strftime", "ctime"}
-
-
-def name_of(path: Path) -> str:
-    """The path below ``client`` or ``service``."""
-    return "/".join(path.relative_to(ROOT).parts[1:])
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -257,6 +270,15 @@ def test_clocks_are_read_by_the_server_and_the_feed() -> None:
         assert not of_calendar, f"{name_of(path)} asks the calendar"
 
 
+def test_threads_and_processes_are_started_by_these_alone() -> None:
+    assert importers("threading", "concurrent", "multiprocessing") <= THREADS.keys()
+
+
+@pytest.mark.parametrize("list_", [SOCKETS, CLOCKS, THREADS], ids=["sockets", "clocks", "threads"])
+def test_the_lists_name_modules_that_exist(list_: dict[str, str]) -> None:
+    assert list_.keys() <= {name_of(path) for path in MODULES}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
@@ -264,9 +286,48 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_and_functions_stay_short(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MODULE_LINES, f"{name_of(path)} has {lines} lines"
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= FUNCTION_LINES, f"{name_of(path)}:{node.lineno} {node.name} has {length} lines"
+    assert not list(too_long(path))
+
+
+def test_no_folder_imports_in_a_round_one_that_imports_it() -> None:
+    assert not cycles(arrows())
+
+
+def test_no_folder_is_a_heap_of_modules() -> None:
+    assert not list(crowded())
+
+
+def test_no_module_and_no_class_has_the_name_of_another_of_its_package() -> None:
+    assert not list(repeated())
+
+
+def test_classes_with_behaviour_have_one_job() -> None:
+    assert not list(too_large(MODULES))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_docstrings_can_be_read_without_the_name_above_them(path: Path) -> None:
+    assert not list(hard_to_read(path))
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}}, []),
+        ({"a": {"b"}, "b": {"a"}}, [("a", "b")]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [("a", "b", "c")]),
+    ],
+)
+def test_cycles_of_folders_are_found_however_long_they_are(
+    edges: dict[str, set[str]], found: list[tuple[str, ...]]
+) -> None:
+    assert cycles(edges) == found
+
+
+def test_the_measures_see_what_they_look_for() -> None:
+    methods = "\n".join(f"    def do_{i}(self):\n        self.a{i} = {i}" for i in range(CLASS_METHODS + 1))
+    code = f'class Big:\n    """What it does."""\n{methods}\n\ndef f():\n    """Short one."""\n'
+    tree = ast.parse(code)
+    (big,) = classes_in(tree)
+    assert (len(big.methods), len(big.attributes), big.behaves) == (CLASS_METHODS + 1, CLASS_METHODS + 1, True)
+    assert len(list(docstrings_hard_to_read(tree))) == 2
