@@ -2,7 +2,7 @@
 
 ZeroMQ tells by an event that the server refused the client's key. Of all else that keys can be wrong by it mostly
 tells nothing: the server closes the connection, as one that restarts does. So the peer is asked what it announces
-(``greeting``): that a mechanism differs is certain then, and where it is the right one and handshakes are closed
+(``zmtp_probe``): that a mechanism differs is certain then, and where it is the right one and handshakes are closed
 time after time, the server cannot read what was said to the holder of another key.
 """
 

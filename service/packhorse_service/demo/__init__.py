@@ -5,8 +5,8 @@ The path through this folder:
 1. ``corpus`` makes shards of documents and chats, and a tokenizer
 2. ``packhorse serve`` starts as a process of its own, with the ``feed.yaml`` written here (``processes``)
 3. ``trainer`` runs four times, data 2 by context 2; it trains the GPT of ``model`` and is the script to copy
-4. ``report`` is what the ranks write down, ``progress`` shows it
-5. ``packs`` has the first of them as the ranks got them, ``picture`` draws them
+4. ``step_lines`` is what the ranks write down, ``demo_progress`` shows it
+5. ``packs`` has the first of them as the ranks got them, ``demo_picture`` draws them
 """
 
 from __future__ import annotations
