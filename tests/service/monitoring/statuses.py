@@ -189,29 +189,43 @@ SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def statuses() -> st.SearchStrategy[ServerStatus]:
+FINITE = {**SCALARS, float: st.floats(allow_nan=False, allow_infinity=False)}  # what JSON has numbers for
+
+
+def statuses(*, finite: bool = False) -> st.SearchStrategy[ServerStatus]:
     """Any at all, with a few of everything; without words, as the server's loop makes it."""
-    return typing.cast(st.SearchStrategy[ServerStatus], _of_type(ServerStatus))
+    scalars = FINITE if finite else SCALARS
+    return typing.cast(st.SearchStrategy[ServerStatus], _of_type(ServerStatus, scalars))
 
 
-def _of_type(kind: Any) -> st.SearchStrategy[Any]:
-    if kind in SCALARS:
-        return SCALARS[kind]
+def _of_type(kind: Any, scalars: Mapping[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    if kind in scalars:
+        return scalars[kind]
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        made = {field.name: _of_type(hints[field.name]) for field in fields(kind)}
+        made = {field.name: _of_type(hints[field.name], scalars) for field in fields(kind)}
         return st.builds(kind, **made)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(kind)
-    return _of_generic(get_origin(kind), get_args(kind))
+    return _of_generic(get_origin(kind), [_Part(each, scalars) for each in get_args(kind)])
 
 
-def _of_generic(origin: Any, arguments: Sequence[Any]) -> st.SearchStrategy[Any]:
+class _Part(typing.NamedTuple):
+    """One argument of a generic type."""
+
+    kind: Any
+    scalars: Mapping[Any, st.SearchStrategy[Any]]
+
+    def values(self) -> st.SearchStrategy[Any]:
+        return _of_type(self.kind, self.scalars)
+
+
+def _of_generic(origin: Any, parts: Sequence[_Part]) -> st.SearchStrategy[Any]:
     if origin in (typing.Union, types.UnionType):
-        return st.one_of(*map(_of_type, arguments))
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(_of_type(arguments[0]), max_size=3).map(tuple)
+        return st.one_of(*(part.values() for part in parts))
+    if origin is tuple and parts[-1].kind is Ellipsis:
+        return st.lists(parts[0].values(), max_size=3).map(tuple)
     if origin is tuple:
-        return st.tuples(*map(_of_type, arguments))
+        return st.tuples(*(part.values() for part in parts))
     assert origin is Mapping, origin
-    return st.dictionaries(*map(_of_type, arguments), max_size=3)
+    return st.dictionaries(*(part.values() for part in parts), max_size=3)
