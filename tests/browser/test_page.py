@@ -213,7 +213,7 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
     seen = count()
 
     @settings(max_examples=30)
-    @given(statuses(finite=True))
+    @given(statuses(spoken=True))
     def shows(status: ServerStatus) -> None:
         here = f"tcp://number-{next(seen)}"
         site.say(replace(with_headline(status), endpoint=here, version=a_status().version))

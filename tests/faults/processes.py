@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packhorse import ParallelLayout, Position
-from tests.harness import wait_until
+from tests.harness import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 HOOKS = Path(__file__).with_name("hooks")
@@ -38,7 +38,7 @@ class Running:
         self.process.kill()
         self.process.wait()
 
-    def exit_code(self, within_s: float = 30.0) -> int:
+    def exit_code(self, within_s: float = DEADLINE_S) -> int:
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -86,7 +86,7 @@ class RunningTap(Running):
         return self.out.read_bytes().count(b"\n")
 
     def wait_taken(self, count: int) -> None:
-        wait_until(lambda: self.taken() >= count or not self.alive, f"row {count} of rank {self.rank}", 30)
+        wait_until(lambda: self.taken() >= count or not self.alive, f"row {count} of rank {self.rank}")
         assert self.taken() >= count, self.last_words()
 
     def saved(self) -> Position | None:

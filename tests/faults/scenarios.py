@@ -27,6 +27,12 @@ def cut_then_killed(job: Job) -> None:
     job.finish()
 
 
+def one_rank_lags(job: Job) -> None:
+    """One rank takes its time from the first step to the last, further behind than its window if nobody waits."""
+    job.start("--timeout", "6", of_rank={1: ["--delay", "0.02"]})
+    job.finish()
+
+
 def zombie_of_an_older_attempt(job: Job) -> None:
     """One process outlives its job; when the server is killed it is the first to greet the next one."""
     job.start("--delay", "0.01")

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.job import Job, job_of
 from tests.faults.processes import Launcher
 from tests.faults.relay import Way
-from tests.faults.scenarios import cut_then_killed
+from tests.faults.scenarios import cut_then_killed, one_rank_lags
 from tests.faults.truth import Truth
 
 
@@ -37,6 +37,10 @@ def test_connections_that_are_cut_half_open_or_blocked_one_way(four: Job) -> Non
     broken[3].block(Way.SERVER)
     four.finish()
     assert all(four.relays[rank].link is not link for rank, link in broken.items())
+
+
+def test_one_rank_lags_and_the_other_waits_for_it(job: Job) -> None:
+    one_rank_lags(job)
 
 
 def test_a_slow_network(job: Job) -> None:

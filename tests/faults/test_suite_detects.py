@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.job import Job, job_of
 from tests.faults.processes import ROOT, launching
-from tests.faults.scenarios import cut_then_killed, zombie_of_an_older_attempt
+from tests.faults.scenarios import cut_then_killed, one_rank_lags, zombie_of_an_older_attempt
 from tests.faults.truth import Truth
 
 
@@ -66,7 +66,8 @@ FAULTS = {
         "service/packhorse_service/protocol/readers.py",
         "self.low_watermark = min(counts)",
         "self.low_watermark = max(counts)",
-        "rank 0 has ended: $|stall_timeout",  # it runs away, or the other starves
+        "stall_timeout",  # the other runs away, and what this one needs next is dropped
+        one_rank_lags,
     ),
     "snapshot one sample late": Fault(
         "service/packhorse_service/mixing/replay_log.py",

@@ -189,12 +189,12 @@ SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
 }
 
 
-FINITE = {**SCALARS, float: st.floats(allow_nan=False, allow_infinity=False)}  # what JSON has numbers for
+SPOKEN = {**SCALARS, float: st.floats(0, 1e12)}  # what a server says: counts, seconds, shares, rates
 
 
-def statuses(*, finite: bool = False) -> st.SearchStrategy[ServerStatus]:
-    """Any at all, with a few of everything; without words, as the server's loop makes it."""
-    scalars = FINITE if finite else SCALARS
+def statuses(*, spoken: bool = False) -> st.SearchStrategy[ServerStatus]:
+    """Any at all, with a few of everything; without words, as the server's loop makes it; or as one travels."""
+    scalars = SPOKEN if spoken else SCALARS
     return typing.cast(st.SearchStrategy[ServerStatus], _of_type(ServerStatus, scalars))
 
 
