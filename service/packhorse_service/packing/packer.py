@@ -17,7 +17,11 @@ DEFAULT_LOOKAHEAD = 64  # packs' worth
 
 
 class LookaheadPacker(Protocol):
-    """Samples in, packs out. What is pending, in arrival order, and ``closed`` are all there is to save."""
+    """Packer of a lookahead: samples in, packs out. What is pending, in arrival order, and ``closed`` are its state.
+
+    A packer that packs one lookahead after the other, each as a whole, closes it before it gives the first pack of it,
+    and takes no sample until the last is given. One that takes samples between any two packs is never closed.
+    """
 
     plan: PackingPlan
     units: int  # pending
