@@ -1,7 +1,8 @@
 """The parallel layout of a job: its sizes, the coordinates of each rank, and their order.
 
-Ranks map to coordinates in Megatron's default order, tensor fastest, then context, data and pipeline
-(``tp-cp-ep-dp-pp`` without the expert axis, which shares ranks with the others and never enters here).
+Ranks map to coordinates in Megatron's default order, tensor fastest, then context, data and pipeline:
+``tp-cp-ep-dp-pp``, in which the expert axis has size 1 where ranks read data (Megatron-Core places the experts of
+its layers by a generator of its own), so that it is read and left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["Coordinates", "ParallelLayout"]
 AXES = ("data", "context", "tensor", "pipeline")
 ABBREVIATIONS = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp"}
 DEFAULT_ORDER = "tp-cp-dp-pp"
+EXPERT = "ep"  # in Megatron's orders; of size 1 for whoever reads data
 
 
 class Coordinates(NamedTuple):
@@ -42,7 +44,7 @@ class ParallelLayout:
 
     Their product is the world size. ``sequence_parallel`` says that activations are split along the sequence over
     the tensor-parallel ranks. ``order`` names the axes from the fastest varying to the slowest, as Megatron's
-    ``order`` argument does.
+    ``order`` argument does; its expert axis may be named, and is left out.
 
     Raises ``ConfigError`` for a size below 1, and for an order that does not name each axis once.
 
@@ -66,11 +68,17 @@ class ParallelLayout:
                 raise ConfigError(f"layout.{axis}={size!r} must be an integer of at least 1")
         if not isinstance(self.sequence_parallel, bool):
             raise ConfigError(f"layout.sequence_parallel={self.sequence_parallel!r} must be true or false")
-        if sorted(self.order.split("-")) != sorted(ABBREVIATIONS.values()):
+        if not isinstance(self.order, str):
+            raise ConfigError(f"layout.order={self.order!r} must be text, as {DEFAULT_ORDER!r}")
+        named = self.order.lower().split("-")
+        if named.count(EXPERT) == 1:
+            named.remove(EXPERT)
+        if sorted(named) != sorted(ABBREVIATIONS.values()):
             raise ConfigError(
                 f"layout.order={self.order!r} must name each of {', '.join(ABBREVIATIONS.values())} once, "
                 f"joined by '-', fastest first; Megatron's default is {DEFAULT_ORDER!r}"
             )
+        object.__setattr__(self, "order", "-".join(named))
 
     @staticmethod
     def from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:
@@ -120,6 +128,19 @@ class ParallelLayout:
     def world_size(self) -> int:
         """Number of ranks: data · context · tensor · pipeline."""
         return self.data * self.context * self.tensor * self.pipeline
+
+    def places_as(self, other: ParallelLayout) -> bool:
+        """Return whether both orders give ranks the same places, where the sizes are the same.
+
+        An axis of size 1 may stand anywhere.
+        """
+        return self._placing(other) == other._placing(self)
+
+    def _placing(self, other: ParallelLayout) -> list[str]:
+        """Return the axes that are larger than 1 here or there, fastest first."""
+        axes = [(short, axis) for axis, short in ABBREVIATIONS.items()]
+        large = {short for short, axis in axes if max(getattr(self, axis), getattr(other, axis)) > 1}
+        return [short for short in self.order.split("-") if short in large]
 
     def _strides(self) -> list[tuple[str, int, int]]:
         """Return (axis, its size, ranks between neighbours on it), fastest axis first."""

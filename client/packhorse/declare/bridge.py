@@ -20,13 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 from packhorse.contract.batch_contract import BatchContract, Packing, ReaderPolicy, resolve
-from packhorse.contract.layout import ParallelLayout
+from packhorse.contract.layout import DEFAULT_ORDER, ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.declare.attributes import get, read_fields
 from packhorse.declare.bridge_rules import BRIDGE_RULES
 from packhorse.declare.bridge_view import BridgeView
-from packhorse.declare.megatron import layout_from_sizes, model_ranks
+from packhorse.declare.megatron import PIPELINE_FIRST, layout_from_sizes, model_ranks
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, trainer_facts
 from packhorse.errors import ConfigError
 from packhorse.rules import RuleInput, Violation, check, errors
@@ -37,11 +37,17 @@ __all__ = ["bridge_rule_input", "check_bridge", "contract_from_megatron_bridge",
 
 
 def layout_from_megatron_bridge(cfg: object, world_size: int | None = None) -> ParallelLayout:
-    """Read the layout of the model's sizes; DP is ``data_parallel_size`` once set, else what the world size leaves."""
+    """Read the layout of the model's sizes; DP is ``data_parallel_size`` once set, else what the world size leaves.
+
+    ``dist.use_tp_pp_dp_mapping`` gives the order of ranks, but with ``dist.use_decentralized_pg``, where Bridge builds
+    its groups in the default order whatever the mapping is (Megatron-Bridge 0.6.2, training/initialize.py).
+    """
     model = get(cfg, "model")
     ranks = world_size or BridgeView(cfg).world_size
     data = get(cfg, "data_parallel_size") if world_size is None else None
-    return layout_from_sizes(model, data or max(1, (ranks or 1) // model_ranks(model)))
+    mapped = get(cfg, "dist.use_tp_pp_dp_mapping") and not get(cfg, "dist.use_decentralized_pg")
+    order = PIPELINE_FIRST if mapped else DEFAULT_ORDER
+    return layout_from_sizes(model, data or max(1, (ranks or 1) // model_ranks(model)), order)
 
 
 def contract_from_megatron_bridge(cfg: object) -> BatchContract:

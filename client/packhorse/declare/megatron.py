@@ -17,7 +17,7 @@ from packhorse.contract.trainer_facts import Stack
 from packhorse.declare.attributes import get, read_fields
 from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, trainer_facts
 
-__all__ = ["contract_from_megatron", "layout_from_megatron", "layout_from_sizes", "model_ranks"]
+__all__ = ["PIPELINE_FIRST", "contract_from_megatron", "layout_from_megatron", "layout_from_sizes", "model_ranks"]
 
 PIPELINE_FIRST = "tp-cp-pp-dp"  # --use-tp-pp-dp-mapping
 SIZE_ARGUMENTS = {

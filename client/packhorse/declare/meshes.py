@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhorse.contract.layout import ABBREVIATIONS, DEFAULT_ORDER, ParallelLayout
+from packhorse.contract.layout import ABBREVIATIONS, DEFAULT_ORDER, Coordinates, ParallelLayout
 from packhorse.declare.rank_info import RankInfo, rank_sources
 from packhorse.errors import ConfigError
 
@@ -86,20 +86,15 @@ def layout_from_environment(
 ) -> ParallelLayout:
     """Read the layout of this process's job; DP is what the other sizes leave of the world size.
 
-    Where Megatron's ``parallel_state`` is initialised it knows all sizes, and the arguments are not asked. Else
-    the world size comes from torch.distributed, torchrun (``WORLD_SIZE``) or Slurm (``SLURM_NTASKS``), and is
-    1 where none tells. Raises ``ConfigError`` where it does not divide.
+    Where Megatron's ``parallel_state`` is initialised it knows all sizes, and the arguments are not asked, but for
+    the order: one that puts this rank elsewhere than Megatron has it is refused. Else the world size comes from
+    torch.distributed, torchrun (``WORLD_SIZE``) or Slurm (``SLURM_NTASKS``), and is 1 where none tells.
+
+    Raises ``ConfigError`` for such an order, and where the world size does not divide.
     """
     state = sys.modules.get("megatron.core.parallel_state")  # asked only where the trainer has imported it
     if state is not None and state.model_parallel_is_initialized():
-        return ParallelLayout(
-            data=state.get_data_parallel_world_size(),
-            context=state.get_context_parallel_world_size(),
-            tensor=state.get_tensor_model_parallel_world_size(),
-            pipeline=state.get_pipeline_model_parallel_world_size(),
-            sequence_parallel=sequence_parallel,
-            order=order,
-        )
+        return _layout_of_megatron(state, environ, sequence_parallel=sequence_parallel, order=order)
     _, size, source = next(rank_sources(environ), RankInfo(0, 1, "nobody"))
     share = context * tensor * pipeline
     if share < 1 or size % share:
@@ -115,3 +110,30 @@ def layout_from_environment(
         sequence_parallel=sequence_parallel,
         order=order,
     )
+
+
+def _layout_of_megatron(
+    state: Any, environ: Mapping[str, str], *, sequence_parallel: bool, order: str
+) -> ParallelLayout:
+    """Return the layout of Megatron's initialised groups, in which this rank stands where Megatron has it."""
+    layout = ParallelLayout(
+        data=state.get_data_parallel_world_size(),
+        context=state.get_context_parallel_world_size(),
+        tensor=state.get_tensor_model_parallel_world_size(),
+        pipeline=state.get_pipeline_model_parallel_world_size(),
+        sequence_parallel=sequence_parallel,
+        order=order,
+    )
+    here = Coordinates(
+        data=state.get_data_parallel_rank(),
+        context=state.get_context_parallel_rank(),
+        tensor=state.get_tensor_model_parallel_rank(),
+        pipeline=state.get_pipeline_model_parallel_rank(),
+    )
+    found = next((place.rank for place in rank_sources(environ) if place.world_size == layout.world_size), None)
+    if found is not None and layout.coordinates(found) != here:
+        raise ConfigError(
+            f"layout.order={order!r} puts rank {found} at {layout.coordinates(found)}, and Megatron has it at {here}; "
+            "pass order as initialize_model_parallel got it, without ep"
+        )
+    return layout

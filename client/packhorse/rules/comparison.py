@@ -40,6 +40,8 @@ def compare(
     """
     names = [f.name for f in fields(served) if not _agrees(f.name, getattr(declared, f.name), getattr(served, f.name))]
     axes = [f.name for f in fields(on) if getattr(on, f.name) != getattr(served_on, f.name)]
+    if on.places_as(served_on):
+        axes = [name for name in axes if name != "order"]  # it differs where axes of size 1 stand
     return [
         *(
             _difference(FIELD_RULES.get(name, RANKS_AGREE.id), name, getattr(served, name), getattr(declared, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.errors import ConfigError
-from tests.strategies import layouts
+from tests.strategies import ORDERS, layouts
 
 
 @given(layouts())
@@ -81,10 +82,34 @@ def test_a_size_that_is_not_a_positive_integer_is_refused_by_field_and_value(axi
         ParallelLayout(**sizes)
 
 
-@pytest.mark.parametrize("order", ["", "tp", "tp-cp-dp", "tp-cp-dp-dp", "tp-cp-ep-dp-pp", "tp,cp,dp,pp"])
+@pytest.mark.parametrize(
+    "order", ["", "tp", "tp-cp-dp", "tp-cp-dp-dp", "tp-ep-cp-ep-dp-pp", "tp-cp-gtp_remat-dp-pp", "tp,cp,dp,pp"]
+)
 def test_an_order_that_does_not_name_each_axis_once_is_refused_by_field_and_value(order: str) -> None:
     with pytest.raises(ConfigError, match=rf"layout\.order='{order}'.*tp-cp-dp-pp"):
         ParallelLayout(order=order)
+
+
+@pytest.mark.parametrize("order", [None, 4, ("tp", "cp", "dp", "pp")])
+def test_an_order_that_is_no_text_is_refused_by_field_and_value(order: Any) -> None:
+    with pytest.raises(ConfigError, match=r"layout\.order="):
+        ParallelLayout(order=order)
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "ep-tp-cp-dp-pp", "TP-CP-DP-PP", "tp-cp-dp-pp-ep"])
+def test_an_order_is_read_as_megatron_reads_it_and_the_expert_axis_places_nobody(order: str) -> None:
+    assert ParallelLayout(data=2, pipeline=2, order=order) == ParallelLayout(data=2, pipeline=2)
+
+
+@given(layouts(), st.sampled_from(ORDERS))
+def test_orders_place_alike_exactly_where_every_rank_has_the_same_coordinates(
+    layout: ParallelLayout, order: str
+) -> None:
+    other = replace(layout, order=order)
+    alike = [layout.coordinates(rank) for rank in range(layout.world_size)] == [
+        other.coordinates(rank) for rank in range(layout.world_size)
+    ]
+    assert layout.places_as(other) == other.places_as(layout) == alike
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])

@@ -374,10 +374,12 @@ class TestDeviceMesh:
 @pytest.fixture
 def megatron_state(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"data": 2, "context": 4, "tensor_model": 8, "pipeline_model": 1}
+    at = {"data": 1, "context": 2, "tensor_model": 3, "pipeline_model": 0}
     state: Any = ModuleType("megatron.core.parallel_state")
     state.model_parallel_is_initialized = lambda: True
     for name, size in sizes.items():
         setattr(state, f"get_{name}_parallel_world_size", lambda size=size: size)
+        setattr(state, f"get_{name}_parallel_rank", lambda at=at[name]: at)
     monkeypatch.setitem(sys.modules, state.__name__, state)
 
 
@@ -400,3 +402,12 @@ class TestEnvironment:
     def test_megatrons_own_state_is_asked_first(self) -> None:
         layout = ParallelLayout.from_environment(environ={"RANK": "0", "WORLD_SIZE": "3"})
         assert layout == ParallelLayout(data=2, context=4, tensor=8)
+
+    @pytest.mark.usefixtures("megatron_state")
+    def test_an_order_that_puts_this_rank_elsewhere_than_megatron_is_refused(self) -> None:
+        environ = {"RANK": str(3 + 8 * 2 + 32 * 1), "WORLD_SIZE": "64"}
+        assert ParallelLayout.from_environment(environ=environ).context == 4
+        with pytest.raises(
+            ConfigError, match=r"layout\.order='cp-tp-dp-pp' puts rank 51 at .*Megatron has it at dp1·cp2·tp3"
+        ):
+            ParallelLayout.from_environment(environ=environ, order="cp-tp-dp-pp")

@@ -312,12 +312,17 @@ def test_a_falsy_declaration_is_a_declaration() -> None:
         ("tensor", 2),
         ("pipeline", 2),
         ("sequence_parallel", True),
-        ("order", "tp-cp-pp-dp"),
+        ("order", "dp-cp-tp-pp"),
     ],
 )
 def test_a_layout_that_differs_is_named_by_its_degree(field: str, value: Any) -> None:
     (found,) = compare(BatchContract(), replace(SERVED_ON, **{field: value}), 4, SERVED, SERVED_ON)
     assert (found.rule, found.field, found.got) == ("WORLD", f"layout.{field}", str(value))
+
+
+def test_an_order_that_differs_where_axes_of_size_one_stand_is_the_same_order() -> None:
+    assert SERVED_ON.pipeline == 1
+    assert compare(BatchContract(), replace(SERVED_ON, order="tp-cp-pp-dp"), 4, SERVED, SERVED_ON) == []
 
 
 @pytest.mark.parametrize("window", [0, 1])
