@@ -123,8 +123,7 @@ def check_config(
     Raises ``ConfigError`` where the contract names no sequence length, batch size or vocabulary, or where a
     planning window makes no sense.
     """
-    # The tokenizer is opened only where it must tell the vocabulary.
-    tokenizer = None if config.contract.vocab_size else open_tokenizer(config, base)[1]
+    tokenizer = open_tokenizer(config, base)[1]
     layout, contract = config.layout, resolve_contract(config.contract, config.layout, tokenizer)
     reader = trainer or TrainerFile()
     facts = reader.trainer if world_size is None else replace(reader.trainer, world_size=world_size)

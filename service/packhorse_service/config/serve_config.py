@@ -82,7 +82,9 @@ class TokenizerConfig(Section):
     eos_token: str | None = Field(default=None, description="Appended to each text document.")
     bos_token: str | None = Field(default=None, description="For chat templates that name it.")
     vocab_size: int | None = Field(
-        default=None, ge=1, description="Of the model, where it is larger than the tokenizer's."
+        default=None,
+        ge=1,
+        description="Of the model, where it is larger than the tokenizer's largest id + 1; ids must be below.",
     )
 
 

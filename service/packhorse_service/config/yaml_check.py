@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from packhorse.errors import ConfigError
+from packhorse_service.config.strict_yaml import read_yaml
 
 __all__ = ["checked", "load_mapping", "section_in"]
 
@@ -25,12 +27,23 @@ def load_mapping(path: Path, what: str, rule: str = "must be a mapping of fields
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {str(path)!r} cannot be read: {error}") from error
     try:
-        raw = yaml.safe_load(text)
+        raw = read_yaml(text)
     except (yaml.YAMLError, ValueError) as error:  # a date that no calendar has is a ValueError
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: {rule}")
+    if unending := [f"  {where}={value}: must be a finite number" for where, value in _not_finite(raw, "")]:
+        raise ConfigError("\n".join([f"{path}:", *unending]))
     return raw
+
+
+def _not_finite(value: object, where: str) -> Iterator[tuple[str, float]]:
+    """Yield the place and the value of each number that is none, or is infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield where, value
+    parts = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for name, part in parts:
+        yield from _not_finite(part, f"{where}.{name}".removeprefix("."))
 
 
 def checked(model: type[Checked], raw: Mapping[str, Any], origin: object) -> Checked:

@@ -60,7 +60,10 @@ class DecodingSpec:
 
 
 class ContentEncoder:
-    """Encoder of one source's samples: what they hold → ids. ``vocab_size`` is the limit that the ids keep."""
+    """Encoder of one source's samples: what they hold → ids.
+
+    ``vocab_size`` is the limit that the ids of the source keep, ``id_limit`` that of those the tokenizer gives.
+    """
 
     def __init__(self, spec: DecodingSpec) -> None:
         self._name = spec.name
@@ -70,6 +73,7 @@ class ContentEncoder:
             source = CHATML if spec.chat_template is None else spec.chat_template
             self._template = ChatTemplate(source, spec.date, self._tokenizer.special_tokens)
         own = ID_LIMIT if self._tokenizer is None else self._tokenizer.vocab_size
+        self.id_limit = own if self._tokenizer is None else self._tokenizer.id_limit
         self.vocab_size = own if spec.vocab_size is None else spec.vocab_size
 
     def encode(self, content: str | Conversation | TokenArrays) -> TokenArrays:

@@ -30,10 +30,13 @@ class TokenizerSpec:
 
 
 class Tokenizer:
-    """A tokenizer file, loaded. ``digest`` is the file's BLAKE2b-16 in hex; ``vocab_size`` counts added tokens.
+    """A tokenizer file, loaded. ``digest`` is the file's BLAKE2b-16 in hex.
+
+    ``id_limit`` is one more than the largest id that it can give, added tokens included and gaps or not;
+    ``vocab_size`` that of the model, where the specification has it, else ``id_limit``.
 
     Raises ``ConfigError`` when the file is missing, not a tokenizer, another one than ``digest`` says, has
-    more ids than the model, or does not know a special token.
+    larger ids than the model, or does not know a special token.
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
@@ -45,12 +48,14 @@ class Tokenizer:
                 "tokenizer, whose ids differ"
             )
         self._tokenizer = _parse(content, spec.file)
-        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        if spec.vocab_size is not None and self.vocab_size > spec.vocab_size:
+        self.id_limit: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if spec.vocab_size is not None and self.id_limit > spec.vocab_size:
             raise ConfigError(
-                f"tokenizer.vocab_size={spec.vocab_size} is less than the {self.vocab_size} ids of {spec.file!r}; "
-                "set it to the model's (padded) vocabulary size"
+                f"tokenizer.vocab_size={spec.vocab_size} must be more than the largest id of {spec.file!r}, "
+                f"{self.id_limit - 1}; set it to the model's (padded) vocabulary size"
             )
+        self._modelled = spec.vocab_size
+        self.vocab_size: int = self.id_limit if spec.vocab_size is None else spec.vocab_size
         named = {"eos_token": spec.eos_token, "bos_token": spec.bos_token}
         self.special_tokens = {field: token for field, token in named.items() if token is not None}
         for field, token in self.special_tokens.items():
@@ -76,6 +81,19 @@ class Tokenizer:
         borders = np.array(spans, dtype=np.int64).reshape(-1)
         inside = np.searchsorted(borders, starts, side="right") % 2
         return np.array(encoding.ids, dtype=np.uint32), inside.astype(np.uint8)
+
+    def require_vocabulary(self, vocab_size: int) -> None:
+        """Raise ``ConfigError`` unless ``vocab_size`` of a contract is the model's, or holds every id there is."""
+        if self._modelled not in (None, vocab_size):
+            raise ConfigError(
+                f"contract.vocab_size={vocab_size} and tokenizer.vocab_size={self._modelled} are both the model's "
+                "vocabulary; set one of them, or both to the same"
+            )
+        if vocab_size < self.id_limit:
+            raise ConfigError(
+                f"contract.vocab_size={vocab_size} must be more than the tokenizer's largest id, {self.id_limit - 1}; "
+                "set it to the model's (padded) vocabulary size, or name the tokenizer of that model"
+            )
 
     def _require(self, token: str, field: str) -> None:
         if token and self._tokenizer.token_to_id(token) is None:

@@ -120,7 +120,9 @@ def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | Non
 
 
 def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:
-    """Resolve the contract as it is served. Raises ``ConfigError`` that names what it lacks."""
+    """Resolve the contract as it is served. Raises ``ConfigError`` that names what it lacks, or what contradicts it."""
+    if declared.vocab_size is not None and tokenizer is not None:
+        tokenizer.require_vocabulary(declared.vocab_size)
     vocab_size = declared.vocab_size or (tokenizer.vocab_size if tokenizer is not None else None)
     required = {
         "seq_length": declared.seq_length,

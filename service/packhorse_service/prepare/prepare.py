@@ -27,6 +27,7 @@ from packhorse_service.prepare.json_rows import Item, items_of
 from packhorse_service.sources.formats import SampleFormat, TokenArrays
 from packhorse_service.sources.npy import dump_array
 from packhorse_service.sources.sample import BadSample
+from packhorse_service.text.strict_json import read_json
 
 __all__ = ["PrepareSummary", "prepare"]
 
@@ -139,7 +140,7 @@ class _Writer:
             return _plain_members(item)
         arrays = self._encoder.encode(item)
         self.ids += len(arrays.ids)
-        return _token_members(arrays, self._encoder.vocab_size)
+        return _token_members(arrays, self._encoder.id_limit)
 
 
 def _plain_members(item: Item) -> dict[str, bytes]:
@@ -160,8 +161,9 @@ def _utf8(text: str) -> bytes:
         ) from error
 
 
-def _token_members(arrays: TokenArrays, vocab_size: int) -> dict[str, bytes]:
-    dtype = np.promote_types(np.uint16, np.min_scalar_type(vocab_size - 1)).newbyteorder("<")
+def _token_members(arrays: TokenArrays, id_limit: int) -> dict[str, bytes]:
+    """Return the members of a sample; all of a tokenizer have one dtype, the narrowest that holds its largest id."""
+    dtype = np.promote_types(np.uint16, np.min_scalar_type(id_limit - 1)).newbyteorder("<")
     members = {"npy": dump_array(arrays.ids.astype(dtype))}
     if arrays.loss_mask is not None:
         members["loss_mask.npy"] = dump_array(arrays.loss_mask)
@@ -247,9 +249,9 @@ def _text_file(stream: BinaryIO) -> Rows:
 def _json(raw: bytes, where: str) -> Any:
     text = _decode(raw, where)
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadSample(f"{where}: it is not JSON: {error}") from error
+        return read_json(text)
+    except ValueError as error:
+        raise BadSample(f"{where}: {error}") from error
 
 
 def _decode(raw: bytes, where: str) -> str:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
@@ -26,6 +25,7 @@ from packhorse_service.sources.sample import BadSample, content_of
 from packhorse_service.sources.tar.columnar import ColumnarSamples
 from packhorse_service.sources.tar.grouping import Sample
 from packhorse_service.sources.tar.reader import TarMember
+from packhorse_service.text.strict_json import read_json
 
 __all__ = ["Content", "SampleFormat", "TokenArrays", "TokenColumns", "decode", "decode_columnar"]
 
@@ -114,9 +114,9 @@ def _decode_messages(sample: Sample) -> Conversation:
     member = sample.members["json"]
     text = _utf8(member)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadSample(f"it is not JSON: {error}", member) from error
+        value = read_json(text)
+    except ValueError as error:
+        raise BadSample(str(error), member) from error
     return parse_conversation(value)
 
 

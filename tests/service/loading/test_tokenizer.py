@@ -29,6 +29,16 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def gapped(tiny_tokenizer: Path, tmp_path: Path) -> Path:
+    """A tokenizer of few ids, one of them far beyond the others."""
+    content = json.loads(tiny_tokenizer.read_text("utf-8"))
+    content["model"]["vocab"]["z"] = 70_000
+    path = tmp_path / "gapped.json"
+    path.write_text(json.dumps(content), "utf-8")
+    return path
+
+
 def test_documents_get_the_end_token_and_nothing_else(tiny_tokenizer: Path) -> None:
     plain = Tokenizer(TokenizerSpec(file=str(tiny_tokenizer)))
     ended = Tokenizer(TokenizerSpec(file=str(tiny_tokenizer), eos_token="<|endoftext|>"))
@@ -112,7 +122,27 @@ def test_an_unknown_special_token_is_refused_with_the_nearest(tiny_tokenizer: Pa
         Tokenizer(TokenizerSpec(file=str(gpt2), eos_token="<|endoftxt|>"))
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tiny_tokenizer: Path) -> None:
-    assert Tokenizer(TokenizerSpec(file=str(tiny_tokenizer), vocab_size=288)).vocab_size == 280
-    with pytest.raises(ConfigError, match="vocab_size=256 is less than the 280 ids"):
+def test_a_tokenizer_with_larger_ids_than_the_model_is_refused(tiny_tokenizer: Path) -> None:
+    padded = Tokenizer(TokenizerSpec(file=str(tiny_tokenizer), vocab_size=288))
+    assert (padded.vocab_size, padded.id_limit) == (288, 280)
+    with pytest.raises(ConfigError, match=r"vocab_size=256 must be more than the largest id of .*, 279"):
         Tokenizer(TokenizerSpec(file=str(tiny_tokenizer), vocab_size=256))
+
+
+def test_the_vocabulary_of_a_contract_is_the_models_and_holds_every_id(tiny_tokenizer: Path) -> None:
+    plain = Tokenizer(TokenizerSpec(file=str(tiny_tokenizer)))
+    plain.require_vocabulary(280)
+    with pytest.raises(
+        ConfigError, match=r"contract\.vocab_size=279 must be more than the tokenizer's largest id, 279"
+    ):
+        plain.require_vocabulary(279)
+    padded = Tokenizer(TokenizerSpec(file=str(tiny_tokenizer), vocab_size=288))
+    padded.require_vocabulary(288)
+    with pytest.raises(ConfigError, match=r"contract\.vocab_size=320 and tokenizer\.vocab_size=288"):
+        padded.require_vocabulary(320)
+
+
+def test_the_largest_id_decides_however_few_there_are(gapped: Path) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(file=str(gapped)))
+    assert tokenizer.vocab_size == tokenizer.id_limit == 70_001
+    assert 70_000 in tokenizer.encode("az").tolist()
