@@ -70,16 +70,20 @@ class InlineEngine:
 
 
 class _WorkerState:
-    """State of a worker process: the loader, built once from its specification."""
+    """State of a worker process: the loader, built once from its specification, or why it could not be built."""
 
     load: Load | None = None
+    failure: PackhorseError | None = None
 
 
 def _start_worker(make_load: Callable[[], Load]) -> None:
     # Ctrl-C reaches the whole process group; only the server decides when loading stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_the_server, daemon=True).start()
-    _WorkerState.load = make_load()
+    try:
+        _WorkerState.load = make_load()
+    except PackhorseError as error:
+        _WorkerState.failure = error  # told with the first block: a pool keeps its workers' last words to itself
 
 
 def _exit_with_the_server() -> None:
@@ -91,6 +95,11 @@ def _exit_with_the_server() -> None:
 
 
 def _load_in_worker(request: BlockRequest) -> TokenBlock:
+    if _WorkerState.failure is not None:
+        raise SourceError(
+            f"a loader process cannot start: {_WorkerState.failure}; a server reads with the files that it was started "
+            "with: put them back, or start it again"
+        )
     if _WorkerState.load is None:
         raise RuntimeError("a loader process was used before it was started")
     return _WorkerState.load(request)

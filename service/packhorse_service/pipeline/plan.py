@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -116,7 +116,9 @@ def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | Non
     if named is None:
         return None, None
     spec = TokenizerSpec(**{**named.model_dump(), "file": str(base / named.file)})
-    return spec, Tokenizer(spec)
+    tokenizer = Tokenizer(spec)
+    # Whoever opens the file later, a loader that replaces one that died, must find what was found here.
+    return replace(spec, digest=tokenizer.digest), tokenizer
 
 
 def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer: Tokenizer | None) -> ResolvedContract:

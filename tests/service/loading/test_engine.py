@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from packhorse.errors import SourceError
+from packhorse.errors import ConfigError, SourceError
 from packhorse_service.loading.block import BlockRequest, TokenBlock
 from packhorse_service.loading.engine import LOAD_ATTEMPTS, BlockStore, InlineEngine, Load, ProcessEngine
 from packhorse_service.sources.shards import Shard
@@ -68,6 +68,10 @@ def make_load_that_finds_fault() -> Load:
         raise SourceError(f"shard {request.shard.name!r}, member 'x.npy' at byte 512: it is cut short — ü")
 
     return loads
+
+
+def make_load_that_cannot_be_made() -> Load:
+    raise ConfigError("tokenizer.file='t.json' has digest 12, expected 34")
 
 
 @pytest.fixture
@@ -128,6 +132,12 @@ class TestProcesses:
             BlockStore(engine).get(request_for(1))
         assert type(error.value) is SourceError
         assert str(error.value) == "shard 'part-1.tar', member 'x.npy' at byte 512: it is cut short — ü"
+
+    def test_a_loader_that_cannot_start_says_why_with_the_block_asked_for(self, engines: list[ProcessEngine]) -> None:
+        engine = ProcessEngine(1, make_load_that_cannot_be_made)
+        engines.append(engine)
+        with pytest.raises(SourceError, match=r"cannot start: tokenizer\.file='t\.json' has digest 12.*put them back"):
+            BlockStore(engine).get(request_for(1))
 
     def test_a_closed_engine_leaves_no_process_behind(self) -> None:
         before = set(multiprocessing.active_children())
