@@ -182,15 +182,16 @@ class BatchContract:
         return contract_from_megatron(args, packing)
 
     @staticmethod
-    def from_megatron_bridge(cfg: object) -> BatchContract:
+    def from_megatron_bridge(cfg: object, forward_step: object = None) -> BatchContract:
         """Declare what a Megatron-Bridge job relies on, from its ConfigContainer; the dataset says how it packs.
 
+        ``forward_step``: its training step, or the name of its module; some steps take no packed rows.
         What is read of the configuration, field by field, is listed in ``docs/rules.md``. Raises ``ConfigError``
         that lists what is wrong with the settings themselves.
         """
         from packhorse.declare.bridge import contract_from_megatron_bridge
 
-        return contract_from_megatron_bridge(cfg)
+        return contract_from_megatron_bridge(cfg, forward_step)
 
     def digest(self, layout: ParallelLayout) -> bytes:
         """Return 16 bytes that are equal where two readers declare the same contract and layout."""

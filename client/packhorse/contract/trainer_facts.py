@@ -70,7 +70,10 @@ class TrainerFacts:
     average_in_collective: bool | None = documented("Megatron's DDP averages gradients in the collective.")
     clamps_zero_loss: bool | None = documented("A mean over no supervised token is 0, not 0/0.")
     rampup_batch_size: bool | None = documented("The batch grows over time.")
+    step_batch_size_schedule: bool | None = documented("The batch changes over time, by a schedule of steps.")
     decrease_batch_size_if_needed: bool | None = documented("The batch shrinks where it does not divide by the ranks.")
+    eval_micro_batch_size: int | None = documented("Samples of a micro-batch in its evaluations, where they differ.")
+    eval_global_batch_size: int | None = documented("Samples of a step in its evaluations, where they differ.")
     packs_offline: bool | None = documented("It packs by itself too, before training.")
     packs_in_batch: bool | None = documented("It packs by itself too, in the batch.")
     defers_packing: bool | None = documented("It packs by itself too, in a later step.")
@@ -88,13 +91,26 @@ class TrainerFacts:
     cuda_graph: CudaGraph | None = documented("What a CUDA graph captures.")
     cuda_graph_modules: tuple[str, ...] | None = documented("Megatron's names of modules; none: the whole layer.")
     fp8: bool | None = documented("It trains in FP8.")
+    fp8_recipe: str | None = documented("Megatron: `delayed`, `tensorwise`, `blockwise`, `mxfp8` or `custom`.")
     fp8_width: int | None = documented("What the recipe needs a row to be a multiple of.")
+    fp4: bool | None = documented("It trains in FP4 (NVFP4).")
     cp_comm_type: str | None = documented("How context-parallel ranks exchange: `p2p`, `a2a`, `a2a+p2p` …")
     hierarchical_cp_sizes: tuple[int, ...] | None = documented(
         "Sizes of `a2a+p2p`; their product is the context-parallel size."
     )
     external_dataloader: bool | None = documented("Megatron-LM: `dataloader_type external`.")
     sft: bool | None = documented("Megatron-LM: `--sft`.")
+    inter_document_masking: bool | None = documented("Megatron-LM: `--dataloader-inter-document-masking`.")
+    weight_shards: int | None = documented(
+        "Megatron: `tensor_parallel_num_weight_shards` over the tensor-parallel size; 1 is none."
+    )
+    cp_partition_mode: str | None = documented("How its step cuts rows for context-parallel ranks, where it says so.")
+    forward_step: str | None = documented(
+        "Module of the training step: `gpt_step`, `vlm_step`, `qwen3_vl_step` … of Megatron-Bridge."
+    )
+    unread_settings: tuple[str, ...] | None = documented(
+        "Settings about the data that are set and that no rule reads: reported as not checked."
+    )
     makes_attention_mask: bool | None = documented("Megatron-LM: `create_attention_mask_in_dataloader`.")
 
     def __post_init__(self) -> None:

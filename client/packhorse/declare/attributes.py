@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FieldSource", "get", "is_on", "names_of", "positive_or_none", "read_fields"]
+__all__ = ["FieldSource", "get", "has", "is_on", "names_of", "positive_or_none", "read_fields"]
 
 
 def _unchanged(value: Any) -> Any:
@@ -46,6 +46,11 @@ def get(settings: object, *names: str) -> Any:
     """
     found = (_resolve(settings, name) for name in names)
     return next((value for value in found if value is not None and value is not MISSING), None)
+
+
+def has(settings: object, name: str) -> bool:
+    """Return whether this dotted attribute is there, whatever it holds: a stack's version is told by what it has."""
+    return _resolve(settings, name) is not MISSING
 
 
 def _declared(settings: object, source: FieldSource) -> Any:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from packhorse.declare.attributes import get
+from packhorse.declare.attributes import get, has
 from packhorse.declare.bridge_view import BridgeView, class_names
+from packhorse.declare.settings import listed
 from packhorse.rules.model import Breach, Documentation, Severity
+from packhorse.rules.stack_versions import StackVersions
 
 __all__ = ["BRIDGE_RULES", "BridgeRule"]
 
@@ -25,6 +27,7 @@ class BridgeRule:
     id: str
     check: Callable[[BridgeView], Iterator[Breach]]
     severity: Severity = Severity.ERROR
+    held_against: tuple[StackVersions, ...] = (StackVersions.BRIDGE,)
 
     @property
     def documentation(self) -> Documentation:
@@ -114,7 +117,6 @@ ENERGON_LIMITS: tuple[tuple[str, Callable[[BridgeView], object], str], ...] = (
     ("dataset.micro_batch_size", lambda v: (get(v.dataset, "micro_batch_size") or 1) > 1, "1"),
     ("model.calculate_per_token_loss", lambda v: not get(v.model, "calculate_per_token_loss"), "true"),
     ("ddp.average_in_collective", lambda v: get(v.cfg, "ddp.average_in_collective"), "false"),
-    ("model.mtp_num_layers", lambda v: get(v.model, "mtp_num_layers"), "0"),
     ("model.cuda_graph_impl", lambda v: _graph(v, "cuda_graph_impl"), "none"),
     ("model.vision_cuda_graph_impl", lambda v: _graph(v, "vision_cuda_graph_impl"), "none"),
     ("model.dist_train.use_dist_train", lambda v: get(v.model, "dist_train.use_dist_train"), "false"),
@@ -158,11 +160,67 @@ def overlap(view: BridgeView) -> Iterator[Breach]:
 
 
 def layers(view: BridgeView) -> Iterator[Breach]:
-    """A list of cp_comm_type names one for each layer."""
+    """With CP > 1 a list of cp_comm_type names one for each layer."""
+    if (get(view.model, "context_parallel_size") or 1) == 1:
+        return
     kinds, count = get(view.model, "cp_comm_type"), get(view.model, "num_layers")
     if isinstance(kinds, list | tuple) and count is not None and len(kinds) != count:
         remedy = "give one name for all layers, or one for each"
         yield Breach("model.cp_comm_type", f"{count} names, as num_layers", str(len(kinds)), remedy)
+
+
+def width(view: BridgeView) -> Iterator[Breach]:
+    """Offline packing with pad_cu_seqlens or training graphs sets pad_to_max_length itself.
+
+    Bridge looks before it widens rows for pipelines and experts.
+    """
+    if not view.packs_offline or view.pads_to_max_length or not view.needs_fixed_width:
+        return  # without pipelines and experts the contract's own rules say so
+    fixed_offsets = get(view.specs, "pad_cu_seqlens")
+    graph = _graph(view, "cuda_graph_impl")
+    if fixed_offsets or graph in ("transformer_engine", "full_iteration"):
+        reason = "pad_cu_seqlens" if fixed_offsets else f"cuda_graph_impl {graph}"
+        remedy = "set pad_to_max_length to true (of GPT-SFT: dataset_kwargs)"
+        yield Breach("dataset.pad_to_max_length", f"true with {reason}", "not set", remedy)
+
+
+def graphs(view: BridgeView) -> Iterator[Breach]:
+    """Bridge has Megatron's local graphs for the full iteration only, and that without check_for_nan_in_loss."""
+    kind = _graph(view, "cuda_graph_impl")
+    scopes = listed(get(view.model, "cuda_graph_modules")) + listed(get(view.model, "cuda_graph_scope"))
+    whole = kind == "full_iteration" or (kind == "local" and "full_iteration" in scopes)
+    inference = {"layer", "block"} & set(listed(get(view.model, "inference_cuda_graph_scope")))
+    if kind == "local" and not whole and (set(scopes) - {"full", "full_iteration_inference"} or not inference):
+        want = "none, transformer_engine or full_iteration"
+        yield Breach("model.cuda_graph_impl", want, "local", "set it to transformer_engine and name the modules")
+    if whole and get(view.cfg, "rerun_state_machine.check_for_nan_in_loss"):
+        field = "rerun_state_machine.check_for_nan_in_loss"
+        yield Breach(field, "false with a graph of the full iteration", "true", f"set {field} to false")
+
+
+def experts(view: BridgeView) -> Iterator[Breach]:
+    """Expert parallelism comes with experts."""
+    size = get(view.model, "expert_model_parallel_size") or 1
+    if size > 1 and has(view.model, "num_moe_experts") and get(view.model, "num_moe_experts") is None:
+        remedy = "set expert_model_parallel_size to 1, or num_moe_experts"
+        yield Breach("model.expert_model_parallel_size", "1 without num_moe_experts", str(size), remedy)
+
+
+def variable_lengths(view: BridgeView) -> Iterator[Breach]:
+    """variable_seq_lengths is not set with the all-gather dispatcher, Megatron's default, in dense models either."""
+    model = view.model
+    by_bridge = get(model, "_enable_in_batch_packing") and (get(model, "pipeline_model_parallel_size") or 1) > 1
+    if get(model, "variable_seq_lengths") and not by_bridge and get(model, "moe_token_dispatcher_type") == "allgather":
+        remedy = "set moe_token_dispatcher_type to alltoall, or variable_seq_lengths to false"
+        yield Breach("model.variable_seq_lengths", "false with allgather", "true", remedy)
+
+
+def ramp_up(view: BridgeView) -> Iterator[Breach]:
+    """rampup_batch_size is left out where training is counted in samples or epochs."""
+    counted = [name for name in ("train_samples", "num_epochs") if get(view.cfg, f"train.{name}") is not None]
+    if counted and get(view.cfg, "train.rampup_batch_size") is not None:
+        remedy = "leave rampup_batch_size out, or count training in train_iters"
+        yield Breach("train.rampup_batch_size", f"not set with {counted[0]}", "set", remedy)
 
 
 BRIDGE_RULES: tuple[BridgeRule, ...] = (
@@ -173,4 +231,9 @@ BRIDGE_RULES: tuple[BridgeRule, ...] = (
     BridgeRule("BRIDGE_ENERGON_PACKING", energon_packing),
     BridgeRule("BRIDGE_OVERLAP", overlap, Severity.WARN),
     BridgeRule("BRIDGE_LAYERS", layers),
+    BridgeRule("BRIDGE_WIDTH", width),
+    BridgeRule("BRIDGE_GRAPHS", graphs),
+    BridgeRule("BRIDGE_EXPERTS", experts),
+    BridgeRule("BRIDGE_VARIABLE_LENGTHS", variable_lengths),
+    BridgeRule("BRIDGE_RAMP_UP", ramp_up),
 )

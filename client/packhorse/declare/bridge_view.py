@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packhorse.contract.batch_contract import Objective, Packing
-from packhorse.declare.attributes import get
+from packhorse.declare.attributes import get, has
 
 __all__ = ["BridgeView"]
 
@@ -19,6 +19,28 @@ OBJECTIVES = {
     "GPTDatasetConfig": Objective.PRETRAIN,
 }
 ENERGON = "EnergonDatasetConfig"
+
+# Families of the table of families that have a provider of their own.
+FAMILY_OF_PROVIDER = {
+    "Exaone45ModelProvider": "exaone-4.5",
+    "GLM45VModelProvider": "glm-4.5v",
+    "Gemma2ModelProvider": "gemma2",
+    "Gemma3VLModelProvider": "gemma3-vl",
+    "KimiK25VLModelProvider": "kimi-k2.5-vl",
+    "Ministral3ModelProvider": "ministral3",
+    "NemotronLabsDiffusionModelProvider": "nemotron-labs-diffusion",
+    "NemotronOmniModelProvider": "nemotron-omni",
+    "NemotronVLModelProvider": "nemotron-vl-v2",
+    "Qwen25OmniModelProvider": "qwen2.5-omni",
+    "Qwen2AudioModelProvider": "qwen2-audio",
+    "Qwen35VLMoEModelProvider": "qwen3.5-vl",
+    "Qwen35VLModelProvider": "qwen3.5-vl",
+    "Qwen3ASRModelProvider": "qwen3-asr",
+    "Qwen3OmniModelProvider": "qwen3-omni",
+    "Qwen3VLMoEModelProvider": "qwen3-vl",
+    "Qwen3VLModelProvider": "qwen3-vl",
+    "Step37ModelProvider": "step3.7",
+}
 
 
 def class_names(value: object) -> list[str]:
@@ -109,11 +131,36 @@ class BridgeView:
         return None if declared == [None, None] else True in declared
 
     @property
-    def forces_fixed_width(self) -> bool:
-        """True with pipeline or expert parallelism, where Bridge pads to the full width whatever is set."""
+    def needs_fixed_width(self) -> bool:
+        """True with pipeline or expert parallelism, where rows of one width are needed."""
         return any(
             (get(self.model, name) or 1) > 1 for name in ("pipeline_model_parallel_size", "expert_model_parallel_size")
         )
+
+    @property
+    def forces_fixed_width(self) -> bool:
+        """True where Bridge pads to the full width whatever is set: of datasets that have the field themselves."""
+        return self.needs_fixed_width and has(self.dataset, "pad_to_max_length")
+
+    @property
+    def defers_packing(self) -> bool:
+        """True where packing in the batch is put off to the step; without it the flag does nothing."""
+        return self.packs_in_batch and bool(get(self.dataset, "defer_in_batch_packing_to_step"))
+
+    @property
+    def packs_global_batch(self) -> bool:
+        """True where the dataset packs across the global batch, which no release of Bridge has yet."""
+        return bool(get(self.dataset, "enable_global_batch_packing"))
+
+    @property
+    def chooses_attention(self) -> bool:
+        """True for model providers: they build Transformer Engine's layers whatever ``transformer_impl`` says."""
+        return any(name.endswith("Provider") for name in class_names(self.model))
+
+    @property
+    def model_family(self) -> str | None:
+        """Family of the table of families, told by the class of the model's provider or a base of it."""
+        return next((FAMILY_OF_PROVIDER[name] for name in class_names(self.model) if name in FAMILY_OF_PROVIDER), None)
 
     @property
     def world_size(self) -> int | None:

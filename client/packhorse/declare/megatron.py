@@ -14,8 +14,14 @@ from packhorse.contract.batch_contract import BatchContract, Objective, Packing,
 from packhorse.contract.layout import DEFAULT_ORDER, ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
-from packhorse.declare.attributes import get, read_fields
-from packhorse.declare.settings import MEGATRON_CONTRACT, MEGATRON_FACTS, trainer_facts
+from packhorse.declare.attributes import get, has, read_fields
+from packhorse.declare.settings import (
+    MEGATRON_CONTRACT,
+    MEGATRON_FACTS,
+    ignores_ramp_up,
+    trainer_facts,
+    unread_settings,
+)
 
 __all__ = ["PIPELINE_FIRST", "contract_from_megatron", "layout_from_megatron", "layout_from_sizes", "model_ranks"]
 
@@ -50,6 +56,17 @@ def layout_from_megatron(args: object) -> ParallelLayout:
     return layout_from_sizes(args, data, PIPELINE_FIRST if get(args, "use_tp_pp_dp_mapping") else DEFAULT_ORDER)
 
 
+def _weight_shards(args: object) -> int | None:
+    """Return the size of the further axis over which weights are sharded; ``None`` in versions that have none."""
+    names = ("tensor_parallel_num_weight_shards", "gtp_weight_remat_size")
+    if not any(has(args, name) for name in names):
+        return None
+    shards = get(args, names[0])
+    if shards is None:
+        return get(args, names[1]) or 1
+    return max(1, -(-int(shards) // (get(args, "tensor_model_parallel_size") or 1)))
+
+
 def contract_from_megatron(args: object, packing: Packing | None = None) -> BatchContract:
     """Declare what a Megatron-LM job relies on; ``packing`` where it is not what ``--sft`` says."""
     sft = bool(get(args, "sft"))
@@ -58,6 +75,12 @@ def contract_from_megatron(args: object, packing: Packing | None = None) -> Batc
     dense = mode is Packing.NONE or isolated is False
     declared = {"stack": Stack.MEGATRON_LM, "clamps_zero_loss": True, **read_fields(args, MEGATRON_FACTS)}
     declared["megatron_ddp"] = not get(args, "use_torch_fsdp2")
+    if ignores_ramp_up(args):
+        declared["rampup_batch_size"] = False
+    if declared.get("packs_in_batch"):  # a flag of reinforcement learning, which does nothing without it
+        declared["packs_in_batch"] = bool(get(args, "perform_rl_step"))
+    declared["weight_shards"] = _weight_shards(args)
+    declared["unread_settings"] = unread_settings(args) or None
     return BatchContract(
         **read_fields(args, MEGATRON_CONTRACT),
         packing=mode,

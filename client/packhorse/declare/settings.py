@@ -9,15 +9,19 @@ from typing import Any
 
 from packhorse.contract.batch_contract import LossReduction
 from packhorse.contract.trainer_facts import CudaGraph, Dispatcher, TrainerFacts
-from packhorse.declare.attributes import FieldSource, get, is_on, names_of, positive_or_none
+from packhorse.declare.attributes import FieldSource, get, has, is_on, names_of, positive_or_none
 
 __all__ = [
     "BRIDGE_FACTS",
     "BRIDGE_LENGTHS",
     "MEGATRON_CONTRACT",
     "MEGATRON_FACTS",
+    "UNREAD",
+    "ignores_ramp_up",
+    "listed",
     "loss_reduction",
     "trainer_facts",
+    "unread_settings",
 ]
 
 FULL_ITERATION = "full_iteration"
@@ -40,6 +44,11 @@ def communication(value: object) -> str:
     return ",".join(names_of(value))
 
 
+def recipe_name(value: object) -> str:
+    """Return the name of a number format's recipe, a string or an enum member."""
+    return str(getattr(value, "value", value))
+
+
 def _sizes(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
@@ -58,12 +67,19 @@ def _model(prefix: str) -> tuple[FieldSource, ...]:
         FieldSource("model_seq_length", at("seq_length")),
         FieldSource("transformer_impl", at("transformer_impl")),
         FieldSource("mtp_num_layers", at("mtp_num_layers"), off=0),
-        FieldSource("virtual_pipeline_chunks", at("virtual_pipeline_model_parallel_size"), off=1),
+        FieldSource(
+            "virtual_pipeline_chunks",
+            at("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
+            off=1,
+        ),
         FieldSource("microbatch_group_size", at("microbatch_group_size_per_vp_stage")),
         FieldSource("variable_seq_lengths", at("variable_seq_lengths")),
         FieldSource("expert_parallel", at("expert_model_parallel_size")),
         FieldSource("cuda_graph", at("cuda_graph_impl"), cuda_graph),
         FieldSource("fp8", at("fp8"), is_on, off=False),
+        FieldSource("fp8_recipe", at("fp8_recipe"), recipe_name),
+        FieldSource("fp4", at("fp4"), is_on, off=False),
+        FieldSource("cp_partition_mode", at("cp_partition_mode"), str),
         FieldSource("cp_comm_type", at("cp_comm_type"), communication, off="p2p"),
         FieldSource("hierarchical_cp_sizes", at("hierarchical_context_parallel_sizes"), _sizes),
         # The first name is that of Megatron-LM's dev branch.
@@ -88,8 +104,12 @@ MEGATRON_FACTS: tuple[FieldSource, ...] = (
     FieldSource("max_position_embeddings", ("max_position_embeddings",)),
     FieldSource("average_in_collective", ("ddp_average_in_collective",)),
     FieldSource("rampup_batch_size", ("rampup_batch_size",), is_on, off=False),
+    FieldSource("step_batch_size_schedule", ("step_batch_size_schedule",), is_on, off=False),
     FieldSource("decrease_batch_size_if_needed", ("decrease_batch_size_if_needed",)),
+    FieldSource("eval_micro_batch_size", ("eval_micro_batch_size",)),
+    FieldSource("eval_global_batch_size", ("eval_global_batch_size",)),
     FieldSource("packs_in_batch", ("rl_use_sequence_packing",), is_on),
+    FieldSource("inter_document_masking", ("dataloader_inter_document_masking",), is_on, off=False),
     FieldSource("external_dataloader", ("dataloader_type",), lambda kind: kind == "external"),
     FieldSource("sft", ("sft",)),
     FieldSource("makes_attention_mask", ("create_attention_mask_in_dataloader",)),
@@ -111,14 +131,35 @@ BRIDGE_FACTS: tuple[FieldSource, ...] = (
     FieldSource("data_seq_length", ("dataset.seq_length", "dataset.sequence_length")),
     FieldSource("average_in_collective", ("ddp.average_in_collective",)),
     FieldSource("rampup_batch_size", ("train.rampup_batch_size",), is_on, off=False),
+    FieldSource("step_batch_size_schedule", ("train.step_batch_size_schedule",), is_on, off=False),
     FieldSource("decrease_batch_size_if_needed", ("train.decrease_batch_size_if_needed",)),
-    FieldSource("defers_packing", ("dataset.defer_in_batch_packing_to_step",)),
 )
+
+
+# Settings about the data that are known and that no rule reads, by the beginning of their names: a trainer that sets
+# one is told that it is not checked.
+UNREAD = ("varlen_", "sft_mock_", "attention_cp_layout")
+
+
+def unread_settings(settings: object) -> tuple[str, ...]:
+    """Return the names of those that are set."""
+    values = getattr(settings, "__dict__", {})
+    return tuple(sorted(name for name, value in values.items() if name.startswith(UNREAD) and value))
+
+
+def ignores_ramp_up(settings: object, section: str = "") -> bool:
+    """Return whether the stack's version ignores rampup_batch_size: those that have the schedule in its place do."""
+    return has(settings, f"{section}step_batch_size_schedule")
+
+
+def listed(value: object) -> tuple[str, ...]:
+    """Return names of modules, also of one string with commas between them."""
+    return tuple(part for name in names_of(value) for part in name.split(",") if part)
 
 
 def _scopes(model: object) -> tuple[str, ...]:
     """Return ``cuda_graph_modules``, and ``cuda_graph_scope`` as it was called."""
-    return names_of(get(model, "cuda_graph_modules")) + names_of(get(model, "cuda_graph_scope"))
+    return listed(get(model, "cuda_graph_modules")) + listed(get(model, "cuda_graph_scope"))
 
 
 def captured_modules(model: object) -> tuple[str, ...] | None:

@@ -26,9 +26,21 @@ FIELD_RULES = {
     "ignore_index": "DTYPE_RANGE",
 }
 LAYOUT_RULE = "WORLD"
+SAME = "the same value on both sides"
 
-# A model's vocabulary may be larger than the stream's: it is padded for the kernels.
-AGREES: Mapping[str, Callable[[Any, Any], bool]] = {"vocab_size": lambda got, want: got >= want}
+
+def _is_multiple(got: int, want: int) -> bool:
+    return want % got == 0
+
+
+# Where more than the same value will do. A model's vocabulary may be larger than the stream's: it is padded for the
+# kernels. What is a multiple of the server's alignment is one of its divisors too.
+AGREES: Mapping[str, Callable[[Any, Any], bool]] = {
+    "vocab_size": lambda got, want: got >= want,
+    "segment_multiple": _is_multiple,
+    "pack_multiple": _is_multiple,
+}
+MULTIPLES = frozenset({"segment_multiple", "pack_multiple"})
 
 
 def compare(
@@ -61,7 +73,7 @@ def _difference(rule: str, field: str, want: object, got: object) -> Violation:
         rule=rule,
         severity=Severity.ERROR,
         field=field,
-        want=f"{want} (the server's)",
+        want=f"{want} (the server's)" + (" or a divisor of it" if field in MULTIPLES else ""),
         got=str(got),
-        remedy=f"set {field} to the same value on both sides",
+        remedy=f"set {field} to {'a multiple of ' + str(got) + ' on the server' if field in MULTIPLES else SAME}",
     )

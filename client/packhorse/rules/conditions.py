@@ -1,25 +1,32 @@
-"""Conditions under which a rule concerns a stream at all: told from its layout and contract alone."""
+"""Conditions under which a rule concerns a stream at all: told from layout, contract and the trainer's stack."""
 
 from __future__ import annotations
 
 from packhorse.contract.batch_contract import LossReduction, Objective, Packing, Remainder
 from packhorse.contract.partition import Partition
+from packhorse.contract.trainer_facts import Stack
 from packhorse.rules.model import RuleInput
 
 __all__ = [
     "averages_fillers",
     "context_parallel",
+    "dense_in_megatron_lm",
     "fine_tunes",
     "fine_tunes_across_context",
-    "fine_tunes_packed",
     "in_batch",
+    "in_megatron_lm",
+    "interleaves_or_may",
+    "masks_padding_in_bridge",
     "one_row_a_pack",
     "packed",
+    "packed_in_bridge",
     "pads_offsets",
     "pipelined",
+    "reduces_over_tokens",
     "sliced",
     "varies",
     "varies_across_stages",
+    "varies_or_announces",
 ]
 
 
@@ -78,9 +85,39 @@ def fine_tunes_across_context(given: RuleInput) -> bool:
     return fine_tunes(given) and context_parallel(given)
 
 
-def fine_tunes_packed(given: RuleInput) -> bool:
-    """Return whether a fine-tuning job gets packed rows."""
-    return fine_tunes(given) and packed(given)
+def reduces_over_tokens(given: RuleInput) -> bool:
+    """Return whether the loss is a sum over tokens that is divided once: per token, or across a sliced row."""
+    return given.contract.loss_reduction is LossReduction.PER_TOKEN or fine_tunes_across_context(given)
+
+
+def in_megatron_lm(given: RuleInput) -> bool:
+    """Return whether the step that consumes the rows is one of Megatron-LM."""
+    return given.trainer.stack is Stack.MEGATRON_LM
+
+
+def dense_in_megatron_lm(given: RuleInput) -> bool:
+    """Return whether Megatron-LM gets dense rows."""
+    return in_megatron_lm(given) and not packed(given)
+
+
+def packed_in_bridge(given: RuleInput) -> bool:
+    """Return whether Megatron-Bridge gets packed rows."""
+    return given.trainer.stack is Stack.MEGATRON_BRIDGE and packed(given)
+
+
+def masks_padding_in_bridge(given: RuleInput) -> bool:
+    """Return whether Megatron-Bridge gets packed rows with a mask of their padding."""
+    return packed_in_bridge(given) and given.contract.padding_mask
+
+
+def interleaves_or_may(given: RuleInput) -> bool:
+    """Return whether virtual stages concern the job: it is pipelined, or Megatron-LM refuses them at PP 1."""
+    return pipelined(given) or in_megatron_lm(given)
+
+
+def varies_or_announces(given: RuleInput) -> bool:
+    """Return whether rows differ in width, or Megatron-LM is told that they might."""
+    return varies(given) or (in_megatron_lm(given) and bool(given.trainer.variable_seq_lengths))
 
 
 def averages_fillers(given: RuleInput) -> bool:

@@ -32,6 +32,7 @@ IN_BATCH = frozenset({Packing.IN_BATCH})
 EVERY_PACKED = frozenset({Packing.ONLINE, Packing.IN_BATCH, Packing.CONCAT})
 
 RECIPE = "its recipes turn packing in the batch off"
+OWN_STEP = "the step of its recipes, qwen3_vl_step, refuses rows that arrive packed; vlm_step takes them"
 
 
 def _recipe(name: str, source: str, reason: str = RECIPE, modes: frozenset[Packing] = IN_BATCH) -> Family:
@@ -45,11 +46,8 @@ def _hard(name: str, source: str, reason: str, modes: frozenset[Packing] = IN_BA
 FAMILIES: tuple[Family, ...] = (
     _recipe("qwen3-next", "recipes/qwen/h100/qwen3_next.py:163", "its SFT recipe trains unpacked", ONLINE),
     _recipe("glm-4.5", "recipes/glm/h100/glm45.py:299,436,583,727", "its SFT and PEFT recipes train unpacked", ONLINE),
-    _recipe(
-        "qwen3.5-vl",
-        "recipes/qwen_vl/h100/qwen35_vl.py:518",
-        "its recipes turn packing in the batch off, after a release that had it on (#3481, reverted by #3894)",
-    ),
+    _recipe("qwen3-vl", "models/qwen_vl/qwen3_vl_step.py:61", OWN_STEP, EVERY_PACKED),
+    _recipe("qwen3.5-vl", "models/qwen_vl/qwen3_vl_step.py:61", OWN_STEP, EVERY_PACKED),
     _recipe(
         "deepseek-v4",
         "recipes/deepseek/h100/deepseek_v4.py:356,433",
@@ -58,12 +56,27 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _recipe("kimi-k2.5-vl", "recipes/kimi_vl/h100/kimi_k25_vl.py:99"),
     _recipe("glm-4.5v", "recipes/glm_vl/h100/glm_45v.py:118"),
-    _recipe("gemma3-vl", "recipes/gemma3_vl/h100/gemma3_vl.py:116"),
-    _recipe("gemma4-vl", "recipes/gemma4_vl/h100/gemma4_vl.py:95"),
+    _recipe(
+        "gemma3-vl",
+        "recipes/gemma3_vl/h100/gemma3_vl.py:115",
+        "its mask lets the tokens of an image see each other, which packed rows do not carry",
+        EVERY_PACKED,
+    ),
+    _recipe("qwen2-audio", "recipes/qwen2_audio/h100/qwen2_audio.py"),
     _recipe("ministral3", "recipes/ministral3/h100/ministral3.py:113"),
     _recipe("exaone-4.5", "recipes/exaone/h100/exaone45.py:65"),
     _recipe("nemotron-nano-v2-vl", "recipes/nemotron_vl/h100/nemotron_nano_v2_vl.py:135"),
-    _recipe("nemotron-omni", "recipes/nemotron_omni/h100/nemotron_omni.py:59"),
+    _recipe(
+        "nemotron-omni",
+        "recipes/nemotron_omni/h100/nemotron_omni.py:59",
+        "its recipes turn packing in the batch off, but for one of long context",
+    ),
+    _hard(
+        "gemma2",
+        "models/gemma/gemma2_provider.py:187,375",
+        "its only attention raises on packing parameters, though its recipes pack offline",
+        EVERY_PACKED,
+    ),
     _hard(
         "qwen3-omni",
         "models/qwen_omni/modeling_qwen3_omni/thinker_model.py:385, data/collate_fn.py:60",

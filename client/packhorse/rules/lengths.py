@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from packhorse.rules.model import Breach, RuleInput
+from packhorse.contract.trainer_facts import Stack
+from packhorse.rules.model import Breach, RuleInput, Severity
 from packhorse.rules.multiples import near_multiples
 
 __all__ = [
@@ -102,26 +103,45 @@ def gbs_divides(given: RuleInput) -> Iterator[Breach]:
     """global_batch_size divides by micro_batch_size · DP, with at least one micro-batch.
 
     Every data-parallel rank runs the same number of micro-batches in every step; one more on some would
-    leave the others in a collective.
+    leave the others in a collective. The same holds of the evaluation's sizes, where the trainer declares them.
 
-    Source: Megatron-LM core/num_microbatches_calculator.py.
+    Source: Megatron-LM core/num_microbatches_calculator.py; training/arguments.py, eval_global_batch_size.
     """
-    share, got = given.contract.micro_batch_size * given.layout.data, given.contract.global_batch_size
+    contract, facts, data = given.contract, given.trainer, given.layout.data
+    share, got = contract.micro_batch_size * data, contract.global_batch_size
     if got % share:
         want = f"a multiple of micro_batch_size · DP = {share}"
         yield Breach("global_batch_size", want, str(got), near_multiples(got, share))
+    sizes = (facts.eval_micro_batch_size, facts.eval_global_batch_size)
+    share = (sizes[0] or contract.micro_batch_size) * data
+    got = sizes[1] or contract.global_batch_size
+    if sizes != (None, None) and got % share:
+        want = f"a multiple of eval_micro_batch_size · DP = {share}"
+        yield Breach("eval_global_batch_size", want, str(got), near_multiples(got, share))
 
 
 def constant_step(given: RuleInput) -> Iterator[Breach]:
-    """A step has the same number of micro-batches from the first to the last: no ramp-up, no decrease.
+    """A step has the same number of micro-batches from the first to the last: no schedule, no ramp-up, no decrease.
 
-    Positions, snapshots and windows count micro-batches of whole steps.
+    Positions, snapshots and windows count micro-batches of whole steps. Decreasing does nothing where
+    global_batch_size divides. Megatron-Bridge hands no schedule to its calculator: there it is a warning, as the
+    setting has no effect.
 
-    Source: Megatron-LM core/num_microbatches_calculator.py, rampup_batch_size and decrease_batch_size_if_needed.
+    Source: Megatron-LM core/num_microbatches_calculator.py, step_batch_size_schedule, decrease_batch_size_if_needed
+    and, until it was ignored, rampup_batch_size; Megatron-Bridge training/initialize.py.
     """
-    for name in ("rampup_batch_size", "decrease_batch_size_if_needed"):
-        if getattr(given.trainer, name):
-            yield Breach(name, "off", "on", f"turn {name} off, or train each batch size as a job of its own")
+    facts = given.trainer
+    divides = given.contract.global_batch_size % (given.contract.micro_batch_size * given.layout.data) == 0
+    found = {
+        "rampup_batch_size": facts.rampup_batch_size,
+        "step_batch_size_schedule": facts.step_batch_size_schedule,
+        "decrease_batch_size_if_needed": facts.decrease_batch_size_if_needed
+        and (not divides or facts.step_batch_size_schedule),
+    }
+    idle = {"step_batch_size_schedule"} if facts.stack is Stack.MEGATRON_BRIDGE else set()
+    for name in (name for name, on in found.items() if on):
+        remedy = f"turn {name} off, or train each batch size as a job of its own"
+        yield Breach(name, "off", "on", remedy, Severity.WARN if name in idle else None)
 
 
 def world(given: RuleInput) -> Iterator[Breach]:
@@ -132,8 +152,8 @@ def world(given: RuleInput) -> Iterator[Breach]:
     Source: Megatron-Bridge training/config.py, "not divisible by total_model_size".
     """
     got, layout = given.trainer.world_size, given.layout
-    if got is None or got == layout.world_size:
-        return
+    if got is None or got == layout.world_size or (given.trainer.weight_shards or 1) > 1:
+        return  # a further axis of weights has a rule of its own
     share = layout.context * layout.tensor * layout.pipeline
     yield Breach(
         "world_size",

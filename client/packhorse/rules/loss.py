@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from packhorse.contract.batch_contract import LossReduction
+from packhorse.contract.batch_contract import AttentionOffsets, LossReduction
+from packhorse.rules.conditions import fine_tunes_across_context
 from packhorse.rules.model import Breach, RuleInput, Severity
 
 __all__ = [
@@ -18,11 +19,13 @@ __all__ = [
 def per_token_loss(given: RuleInput) -> Iterator[Breach]:
     """Fine-tuning with CP > 1 does not average per micro-batch; at CP 1 an average is a warning.
 
-    With context parallelism and masked labels a rank may hold no supervised token, and its mean is 0/0: sum
-    the loss and divide once by the tokens of all ranks. At CP 1 the mean is defined, but a mean of pack
-    means weighs a sample by its neighbours.
+    With context parallelism and masked labels a rank may hold few supervised tokens or none. A mean of such
+    slices weighs a token by the slice that it fell into; over none it is 0/0, or 0 where the stack clamps, as
+    Megatron-LM does. Sum the loss and divide once by the tokens of all ranks. At CP 1 a mean of pack means weighs a
+    sample by its neighbours.
 
-    Source: Megatron-Bridge training/config.py, "calculate_per_token_loss must be True".
+    Source: Megatron-Bridge training/config.py, "calculate_per_token_loss must be True"; Megatron-LM
+    core/pipeline_parallel/schedules.py, forward_step_calc_loss, which clamps.
     """
     if given.contract.loss_reduction is LossReduction.MEAN:
         yield Breach(
@@ -36,14 +39,17 @@ def per_token_loss(given: RuleInput) -> Iterator[Breach]:
 
 
 def no_average_in_collective(given: RuleInput) -> Iterator[Breach]:
-    """Fine-tuning with CP > 1 under Megatron's DDP does not average gradients in the collective.
+    """Megatron's DDP does not average in the collective with a per-token loss, nor in fine-tuning with CP > 1.
 
-    The loss is a sum over tokens that is divided once; averaging in the collective divides again.
+    The loss is a sum over tokens that is divided once; averaging in the collective divides again. With a
+    per-token loss DDP refuses it at every size and for every objective.
 
-    Source: Megatron-Bridge training/config.py, "average_in_collective must be False".
+    Source: Megatron-LM core/distributed/distributed_data_parallel.py, "Cannot average in collective when calculating
+    per-token loss"; Megatron-Bridge training/config.py, "average_in_collective must be False".
     """
     if given.trainer.megatron_ddp and given.trainer.average_in_collective:
-        yield Breach("average_in_collective", "false", "true", "set ddp.average_in_collective to false")
+        alone = "" if fine_tunes_across_context(given) else ", or calculate_per_token_loss to false"
+        yield Breach("average_in_collective", "false", "true", f"set ddp.average_in_collective to false{alone}")
 
 
 def zero_loss(given: RuleInput) -> Iterator[Breach]:
@@ -59,12 +65,16 @@ def zero_loss(given: RuleInput) -> Iterator[Breach]:
 
 
 def mtp(given: RuleInput) -> Iterator[Breach]:
-    """Multi-token prediction is off in packed fine-tuning.
+    """Multi-token prediction over packed rows gets physical offsets.
 
-    Its further targets are found by rolling the row, across the segments' borders.
+    Its further targets are found by rolling each segment between the offsets that attention gets. Logical ones
+    are no places of the row, which has padding between its segments: targets are taken from wrong slots, and with
+    CP > 1 from beyond the row.
 
-    Source: Megatron-Bridge docs/training/multi-token-prediction.md, stated but not validated there.
+    Source: Megatron-LM core/transformer/multi_token_prediction.py, roll_tensor, cu_seqlens_q; Megatron-Bridge
+    dropped its refusal as stale (pull request 5990).
     """
-    layers = given.trainer.mtp_num_layers
-    if layers:
-        yield Breach("mtp_num_layers", "0", str(layers), "set mtp_num_layers to 0, or packing to none")
+    layers, offsets = given.trainer.mtp_num_layers, given.contract.attention_offsets
+    if layers and offsets is not AttentionOffsets.PHYSICAL:
+        remedy = "set attention_offsets to physical, mtp_num_layers to 0, or packing to none"
+        yield Breach("attention_offsets", f"physical with {layers} layers of MTP", str(offsets), remedy)

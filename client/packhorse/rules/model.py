@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from packhorse.contract.batch_contract import ResolvedContract
 from packhorse.contract.layout import ParallelLayout
 from packhorse.contract.trainer_facts import TrainerFacts
+from packhorse.rules.stack_versions import StackVersions
 
 __all__ = [
     "Breach",
@@ -135,6 +136,11 @@ class ExplainableRule(Protocol):
         """Sentence on what it needs, or who checks it and when; empty where it is always checked."""
         ...
 
+    @property
+    def held_against(self) -> tuple[StackVersions, ...]:
+        """Versions of stacks whose code it was held against; none where it is about Packhorse alone."""
+        ...
+
 
 Check = Callable[[RuleInput], Iterator[Breach]]
 
@@ -148,8 +154,9 @@ def always(_given: RuleInput) -> bool:
 class Rule:
     """Rule about what is declared. ``check`` yields each way in which an input breaks it.
 
-    ``needs`` names the facts without which it must stay silent; ``applies`` tells from the layout and the
-    contract alone whether the rule concerns an input at all.
+    ``needs`` names the facts without which it must stay silent; ``applies`` tells from the layout, the contract and
+    the trainer's stack whether the rule concerns an input at all; ``held_against`` names the versions of stacks whose
+    code it was compared with.
     """
 
     id: str
@@ -157,6 +164,7 @@ class Rule:
     needs: tuple[str, ...] = ()
     applies: Callable[[RuleInput], bool] = always
     severity: Severity = Severity.ERROR
+    held_against: tuple[StackVersions, ...] = ()
 
     @property
     def documentation(self) -> Documentation:
@@ -190,6 +198,7 @@ class RuntimeRule:
     checked: str  # a sentence: who checks it, and when
     documentation: Documentation
     severity: Severity = Severity.ERROR
+    held_against: tuple[StackVersions, ...] = ()
 
     def violation(self, field: str, *, want: str, got: str, remedy: str) -> Violation:
         """Return that it is broken: what was wanted of ``field``, what was found, and what to change."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from packhorse.rules.model import Documentation, RuntimeRule, Severity
+from packhorse.rules.stack_versions import StackVersions
 
 __all__ = [
     "KEY_RANK",
@@ -90,6 +91,7 @@ KNOWN_FACTS = RuntimeRule(
 
 THD_ROWS = RuntimeRule(
     id="THD_ROWS",
+    held_against=(StackVersions.BRIDGE,),
     checked="Checked by `packhorse.adapters.megatron_bridge` where offsets enter, as no declaration can tell.",
     documentation=Documentation.parse(
         """

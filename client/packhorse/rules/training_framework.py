@@ -16,10 +16,14 @@ __all__ = [
     "cp_hierarchy",
     "dynamic_cp",
     "modes_exclusive",
+    "packed_step",
     "partition",
     "pp_interleave",
+    "settings_read",
+    "stock_dense",
     "stock_thd",
     "thd_backend",
+    "weight_shards",
     "window",
 ]
 
@@ -35,19 +39,22 @@ HIERARCHICAL = "a2a+p2p"
 PACKERS = {
     "packs_offline": "let it read the stream, not files packed before (Bridge: enable_offline_packing)",
     "packs_in_batch": "turn its packing in the batch off (Bridge: enable_in_batch_packing)",
-    "defers_packing": "turn the deferred packing step off (Bridge: defer_in_batch_packing_to_step)",
+    "defers_packing": "train with vlm_step and set defer_in_batch_packing_to_step to false; or serve dense rows "
+    "(packing: none) to a step that packs them itself, as qwen3_vl_step and megatron_mimo_step do",
 }
 
 
 def modes_exclusive(given: RuleInput) -> Iterator[Breach]:
     """There is one packing owner: the trainer does not pack again what arrives packed.
 
-    Packing twice loses the offsets of the first packing, and attention crosses samples.
+    Packing twice loses the offsets of the first packing, and attention crosses samples. A packing that is put off
+    to the training step may pack dense rows: those are not packed yet.
 
-    Source: Megatron-Bridge training/config.py, "mutually exclusive"; data/builders/energon.py, "one packing owner".
+    Source: Megatron-Bridge training/config.py, "mutually exclusive"; training/vlm_step.py, "set
+    defer_in_batch_packing_to_step=False".
     """
     for name, remedy in PACKERS.items():
-        if getattr(given.trainer, name):
+        if getattr(given.trainer, name) and (given.contract.packed or name != "defers_packing"):
             yield Breach(name, f"off, as the server packs ({given.contract.packing})", "on", f"set it to off: {remedy}")
 
 
@@ -92,6 +99,65 @@ def stock_thd(given: RuleInput) -> Iterator[Breach]:
         yield Breach("pad_to_max_length", "true", "false", "set pad_to_max_length to true")
 
 
+def stock_dense(given: RuleInput) -> Iterator[Breach]:
+    """Megatron-LM's own step gets dense rows without inter-document masking.
+
+    With it tensor rank 0 broadcasts one tensor less than the others wait for, as dense rows have no offsets: they
+    hang, and with TP 1 attention crosses documents.
+
+    Source: Megatron-LM pretrain_gpt.py, get_batch; training/arguments.py, --dataloader-inter-document-masking.
+    """
+    if given.trainer.inter_document_masking:
+        remedy = "set it off, or serve packed rows: packing concat with isolate_documents, and --sft on the trainer"
+        yield Breach("inter_document_masking", "off", "on", remedy)
+
+
+# Steps of Megatron-Bridge that refuse rows that arrive packed, with what they say.
+STEPS_THAT_PACK = {
+    "qwen3_vl_step": "it builds the packed metadata itself",
+    "megatron_mimo_step": "it wants the packing put off to itself",
+}
+
+
+def packed_step(given: RuleInput) -> Iterator[Breach]:
+    """The training step takes rows that arrive packed.
+
+    Of Megatron-Bridge's, qwen3_vl_step and megatron_mimo_step refuse every such batch; gpt_step and vlm_step take them.
+
+    Source: Megatron-Bridge models/qwen_vl/qwen3_vl_step.py, "does not support collate-time in-batch packing";
+    training/megatron_mimo_step.py.
+    """
+    name = given.trainer.forward_step or ""
+    why = STEPS_THAT_PACK.get(name)
+    if why is not None:
+        remedy = "train with vlm_step, or set packing to none"
+        yield Breach("forward_step", f"gpt_step, vlm_step or one that takes packed rows, as {why}", name, remedy)
+
+
+def weight_shards(given: RuleInput) -> Iterator[Breach]:
+    """Weights are sharded along the tensor-parallel axis alone, not over a further one (GTP).
+
+    The ranks of that axis read data of their own and data_parallel_size leaves them out: no layout here says which.
+
+    Source: Megatron-LM training/arguments.py, --tensor-parallel-num-weight-shards; core/parallel_state.py.
+    """
+    shards = given.trainer.weight_shards or 1
+    if shards > 1:
+        remedy = "leave tensor_parallel_num_weight_shards out, or set it to the tensor-parallel size"
+        yield Breach("weight_shards", "1: no further axis", str(shards), remedy)
+
+
+def settings_read(given: RuleInput) -> Iterator[Breach]:
+    """Every setting about the data that the trainer has set is read by a rule.
+
+    What it does to the data is not checked. The trainer is served.
+
+    Source: `packhorse.declare.settings`, the settings that are known and not read.
+    """
+    for name in given.trainer.unread_settings or ():
+        yield Breach(name, "left out, as no rule reads it", "set", f"leave {name} out, or make sure that the rows hold")
+
+
 def _group(given: RuleInput) -> int:
     """Micro-batches that one model chunk of a virtual pipeline runs before the next."""
     return given.trainer.microbatch_group_size or given.layout.pipeline
@@ -104,10 +170,16 @@ def _interleaves(given: RuleInput) -> bool:
 def pp_interleave(given: RuleInput) -> Iterator[Breach]:
     """With interleaved stages PP ≤ group ≤ M, and M % group is 0 or at least PP (M: micro-batches a step).
 
-    A last group smaller than the pipeline leaves stages waiting for each other.
+    A last group smaller than the pipeline leaves stages waiting for each other. Megatron-LM refuses virtual stages
+    of a pipeline of one.
 
-    Source: Megatron-LM core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving.
+    Source: Megatron-LM core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving;
+    training/arguments.py, "When interleaved schedule is used".
     """
+    chunks = given.trainer.virtual_pipeline_chunks or 1
+    if given.trainer.stack is Stack.MEGATRON_LM and chunks > 1 and not pipelined(given):
+        remedy = "leave virtual stages out, or use a pipeline of 2 or more"
+        yield Breach("virtual_pipeline_chunks", "1 at PP = 1", str(chunks), remedy)
     if not _interleaves(given):
         return
     group, stages, contract = _group(given), given.layout.pipeline, given.contract
@@ -123,19 +195,20 @@ def pp_interleave(given: RuleInput) -> Iterator[Breach]:
 
 
 def cp_hierarchy(given: RuleInput) -> Iterator[Breach]:
-    """cp_comm_type a2a+p2p comes with hierarchical sizes, whose product is CP.
+    """cp_comm_type a2a+p2p comes with hierarchical sizes, whose product is CP, at CP 1 too.
 
     Without them context-parallel communication is silently off, and each rank attends to its own chunk.
 
-    Source: Megatron-Bridge training/config.py, _validate_cp_comm_type.
+    Source: Megatron-Bridge training/config.py, _validate_cp_comm_type; Megatron-LM training/arguments.py.
     """
     sizes, context = given.trainer.hierarchical_cp_sizes, given.layout.context
     hierarchical = HIERARCHICAL in (given.trainer.cp_comm_type or "")
+    remedy = f"set hierarchical_context_parallel_sizes to [{context}, 1], or as the nodes divide it"
+    if context == 1:
+        remedy = "set cp_comm_type to p2p and leave hierarchical_context_parallel_sizes out"
     if sizes is None and hierarchical:
-        remedy = f"set hierarchical_context_parallel_sizes to [{context}, 1], or as the nodes divide it"
         yield Breach("hierarchical_cp_sizes", f"sizes whose product is CP = {context}", "not set", remedy)
     elif sizes is not None and math.prod(sizes) != context:
-        remedy = f"set hierarchical_context_parallel_sizes to [{context}, 1], or as the nodes divide it"
         yield Breach("hierarchical_cp_sizes", f"sizes whose product is CP = {context}", str(list(sizes)), remedy)
 
 
@@ -156,10 +229,17 @@ def dynamic_cp(given: RuleInput) -> Iterator[Breach]:
 def partition(given: RuleInput) -> Iterator[Breach]:
     """Both sides agree who cuts rows for the context-parallel ranks; stock steps cut them, so they get whole rows.
 
-    zigzag and contiguous are cut by the server. A stock step would cut such a slice a second time.
+    zigzag and contiguous are cut by the server. A stock step would cut such a slice a second time, and a model that
+    says how its rows are cut (cp_partition_mode) gets no others.
 
-    Source: Megatron-LM pretrain_gpt.py, get_batch_on_this_cp_rank; Megatron-Bridge training/gpt_step.py.
+    Source: Megatron-LM pretrain_gpt.py, get_batch_on_this_cp_rank; Megatron-Bridge training/gpt_step.py and
+    models/deepseek/deepseek_v4_step.py.
     """
+    mode = given.trainer.cp_partition_mode
+    if mode not in (None, given.contract.partition):
+        got = str(given.contract.partition)
+        yield Breach("partition", f"{mode} or whole, as cp_partition_mode says", got, "set partition to whole")
+        return
     cutter = None if given.trainer.stack is None else CUTS_ITSELF.get(given.trainer.stack)
     if cutter is not None:
         want = f"whole, as {given.trainer.stack} cuts the row itself ({cutter})"

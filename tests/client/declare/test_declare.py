@@ -42,6 +42,8 @@ MEGATRON: dict[str, Any] = {
     "use_torch_fsdp2": False,
     "max_position_embeddings": 8192,
     "rampup_batch_size": None,
+    "step_batch_size_schedule": None,
+    "tensor_parallel_num_weight_shards": None,
     "decrease_batch_size_if_needed": False,
     "transformer_impl": "transformer_engine",
     "mtp_num_layers": None,
@@ -100,6 +102,8 @@ class TestMegatron:
                 average_in_collective=False,
                 clamps_zero_loss=True,
                 rampup_batch_size=False,
+                step_batch_size_schedule=False,
+                weight_shards=1,
                 decrease_batch_size_if_needed=False,
                 mtp_num_layers=0,
                 fp8=False,
@@ -148,7 +152,6 @@ class TestMegatron:
     @pytest.mark.parametrize(
         ("given", "fact", "value"),
         [
-            ({"rampup_batch_size": [8, 8, 1000]}, "rampup_batch_size", True),
             ({"fp8": "hybrid"}, "fp8", True),
             ({"dataloader_type": "cyclic"}, "external_dataloader", False),
             ({"num_experts": 8}, "moe_dispatcher", Dispatcher.ALLGATHER),
@@ -158,6 +161,17 @@ class TestMegatron:
             ({"cp_comm_type": ["a2a+p2p", "p2p"]}, "cp_comm_type", "a2a+p2p,p2p"),
             ({"hierarchical_context_parallel_sizes": [8, 2]}, "hierarchical_cp_sizes", (8, 2)),
             ({"use_torch_fsdp2": True}, "megatron_ddp", False),
+            ({"step_batch_size_schedule": "0:8 1000:32"}, "step_batch_size_schedule", True),
+            ({"step_batch_size_schedule": None, "rampup_batch_size": [8, 8, 1000]}, "rampup_batch_size", False),
+            ({"rl_use_sequence_packing": True}, "packs_in_batch", False),
+            ({"rl_use_sequence_packing": True, "perform_rl_step": True}, "packs_in_batch", True),
+            ({"dataloader_inter_document_masking": True}, "inter_document_masking", True),
+            ({"tensor_parallel_num_weight_shards": 8, "tensor_model_parallel_size": 4}, "weight_shards", 2),
+            ({"tensor_parallel_num_weight_shards": None, "gtp_weight_remat_size": 1}, "weight_shards", 1),
+            ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "fp8_recipe", "mxfp8"),
+            ({"fp4": "e2m1"}, "fp4", True),
+            ({"eval_global_batch_size": 12}, "eval_global_batch_size", 12),
+            ({"varlen_mock_dataset": "x", "sft_mock_dataset": None}, "unread_settings", ("varlen_mock_dataset",)),
             ({"cuda_graph_impl": "local", "cuda_graph_modules": ["full_iteration"]}, "cuda_graph", "full_iteration"),
         ],
     )
@@ -286,6 +300,17 @@ def energon(**values: Any) -> Any:
     return named("EnergonDatasetConfig", **{**ENERGON, "task_encoder": encoder, **values})
 
 
+def in_batch(**values: Any) -> Any:
+    return named("DirectHFSFTDatasetConfig", **{"seq_length": 4096, "enable_in_batch_packing": True, **values})
+
+
+def provider(name: str, **values: Any) -> Any:
+    """A configuration whose model is of a class of this name."""
+    cfg = bridge()
+    cfg.model = named(name, **{**vars(cfg.model), **values})
+    return cfg
+
+
 class TestCheckBridge:
     @pytest.mark.parametrize(
         ("cfg", "rule"),
@@ -295,7 +320,17 @@ class TestCheckBridge:
             (bridge(current({"pad_seq_to_mult": 0})), "BRIDGE_SPEC_VALUES"),
             (bridge(current({"max_single_sequence_length": 4097})), "BRIDGE_SPEC_VALUES"),
             (bridge(current(enable_in_batch_packing=True)), "MODES_EXCLUSIVE"),
-            (bridge(current(defer_in_batch_packing_to_step=True)), "MODES_EXCLUSIVE"),
+            (bridge(in_batch(defer_in_batch_packing_to_step=True), train={"micro_batch_size": 4}), "MODES_EXCLUSIVE"),
+            (bridge(current(enable_global_batch_packing=True)), "MODES_EXCLUSIVE"),
+            (bridge(model={"cuda_graph_impl": "local"}), "BRIDGE_GRAPHS"),
+            (bridge(model={"expert_model_parallel_size": 2, "num_moe_experts": None}), "BRIDGE_EXPERTS"),
+            (
+                bridge(model={"variable_seq_lengths": True, "moe_token_dispatcher_type": "allgather"}),
+                "BRIDGE_VARIABLE_LENGTHS",
+            ),
+            (bridge(train={"rampup_batch_size": [1, 1, 8], "train_samples": 8}), "BRIDGE_RAMP_UP"),
+            (bridge(ddp={"average_in_collective": True}), "NO_AVERAGE_IN_COLLECTIVE"),
+            (bridge(model={"cp_comm_type": "a2a+p2p", "context_parallel_size": 1}), "CP_HIERARCHY"),
             (bridge(current({"pad_seq_to_mult": 1})), "SEGMENT_ALIGN"),
             (bridge(current(pad_to_multiple_of=-3)), "BRIDGE_SIZES"),
             (bridge(train={"micro_batch_size": 4}), "MBS_ONLINE"),
@@ -315,6 +350,83 @@ class TestCheckBridge:
         found = check_bridge(cfg, 2)
         assert rule in [violation.rule for violation in errors(found)]
         assert all(violation.remedy for violation in found)
+
+    @pytest.mark.parametrize(
+        "cfg",
+        [
+            bridge(current(defer_in_batch_packing_to_step=True)),
+            bridge(train={"rampup_batch_size": [1, 1, 8], "step_batch_size_schedule": None}),
+            bridge(train={"decrease_batch_size_if_needed": True}),
+            bridge(model={"mtp_num_layers": 1}),
+            bridge(energon(), model={"mtp_num_layers": 1}),
+            bridge(model={"cp_comm_type": ["p2p"], "num_layers": 2, "context_parallel_size": 1}),
+            provider("GPTModelProvider", transformer_impl="local"),
+        ],
+        ids=["deferred, off", "dead ramp-up", "decrease, divides", "MTP", "MTP, Energon", "layers at CP 1", "provider"],
+    )
+    def test_what_works_is_not_refused(self, cfg: object) -> None:
+        assert errors(check_bridge(cfg, 2)) == []
+
+    def test_a_ramp_up_of_versions_without_the_schedule_is_refused(self) -> None:
+        assert rules_of(bridge(train={"rampup_batch_size": [1, 1, 8]})) == ["CONSTANT_STEP"]
+
+    def test_only_datasets_that_have_the_field_are_widened(self) -> None:
+        given = {"dataset_kwargs": {"pad_to_max_length": False}}
+        specs = SimpleNamespace(packed_sequence_size=4096, pad_seq_to_mult=4, pad_cu_seqlens=True)
+        dataset = named(
+            "GPTSFTDatasetConfig", seq_length=4096, enable_offline_packing=True, offline_packing_specs=specs
+        )
+        experts = {"expert_model_parallel_size": 2}
+        assert rules_of(bridge(dataset, model=experts)) == ["BRIDGE_WIDTH"]
+        vars(dataset).update(given)
+        assert "BRIDGE_WIDTH" in rules_of(bridge(dataset, model=experts))
+        specs.pad_cu_seqlens = False
+        assert BatchContract.from_megatron_bridge(bridge(dataset, model=experts)).pad_to_max_length is False
+
+    @pytest.mark.parametrize(
+        ("mixed", "expected"),
+        [
+            ("bf16_mixed", (False, None, False)),
+            ("bf16_with_mxfp8_mixed", (True, "mxfp8", False)),
+            ("bf16-with-fp8-current-scaling-mixed", (True, "tensorwise", False)),
+            ("bf16_with_nvfp4_mixed", (False, None, True)),
+            (SimpleNamespace(fp8="hybrid", fp8_recipe="delayed", fp4=None), (True, "delayed", False)),
+            (SimpleNamespace(fp8=None, fp8_recipe="tensorwise", fp4="e2m1"), (False, "tensorwise", True)),
+        ],
+    )
+    def test_the_number_format_is_read_before_launch(self, mixed: Any, expected: tuple[Any, ...]) -> None:
+        cfg = bridge()
+        cfg.mixed_precision = mixed
+        facts = facts_of(BatchContract.from_megatron_bridge(cfg))
+        assert (facts.fp8, facts.fp8_recipe, facts.fp4) == expected
+
+    def test_a_family_with_a_provider_of_its_own_is_told_by_its_class(self) -> None:
+        refused = check_bridge(provider("Gemma2ModelProvider"), 2)
+        assert [(v.rule, v.severity) for v in refused] == [("MODEL_FAMILY", Severity.ERROR)]
+        derived = type("OwnGemma2", (type(named("Gemma2ModelProvider")),), {})
+        cfg = bridge()
+        cfg.model = derived(**vars(cfg.model))
+        assert rules_of(cfg) == ["MODEL_FAMILY"]
+
+    @pytest.mark.parametrize("step", ["qwen3_vl_step", "megatron.bridge.models.qwen_vl.qwen3_vl_step"])
+    def test_a_step_that_packs_itself_is_refused_by_name(self, step: str) -> None:
+        cfg = bridge(in_batch(), train={"micro_batch_size": 4})
+        assert [v.rule for v in check_bridge(cfg, 2, step)] == ["PACKED_STEP"]
+        assert check_bridge(cfg, 2, "vlm_step") == []
+        dense = bridge(in_batch(enable_in_batch_packing=False))
+        assert check_bridge(dense, 2, step) == []
+
+    def test_a_step_is_known_by_its_module(self) -> None:
+        def forward_step() -> None: ...
+
+        forward_step.__module__ = "megatron.bridge.models.qwen_vl.qwen3_vl_step"
+        contract = BatchContract.from_megatron_bridge(bridge(), forward_step)
+        assert facts_of(contract).forward_step == "qwen3_vl_step"
+
+    def test_what_only_fine_tuning_breaks_is_a_warning_where_nobody_says_that_it_fine_tunes(self) -> None:
+        own = bridge(named("OwnProvider", seq_length=4096), model={"calculate_per_token_loss": False})
+        (found,) = check_bridge(own, 2)
+        assert (found.rule, found.severity) == ("PER_TOKEN_LOSS", Severity.WARN)
 
     def test_energon_packing_that_is_right_holds(self) -> None:
         assert rules_of(bridge(energon())) == []

@@ -29,6 +29,7 @@ IDS = [
     "MBS_ONLINE",
     "MBS_IN_BATCH",
     "MODES_EXCLUSIVE",
+    "PACKED_STEP",
     "CP_LENGTH",
     "SEGMENT_ALIGN",
     "PACK_ALIGN",
@@ -38,15 +39,18 @@ IDS = [
     "GBS_DIVIDES",
     "CONSTANT_STEP",
     "WORLD",
+    "WEIGHT_SHARDS",
     "SEQ_LENGTH_MATCH",
     "MAX_POSITION",
     "CU_SEQLENS_FIXED",
     "GRAPH_WIDTH",
     "GRAPH_ATTENTION",
+    "GRAPH_ROUTER",
     "MTP",
     "MODEL_FAMILY",
     "THD_BACKEND",
     "STOCK_THD",
+    "STOCK_DENSE",
     "PP_UNIFORM",
     "PP_INTERLEAVE",
     "VARIABLE_DISPATCH",
@@ -57,6 +61,7 @@ IDS = [
     "PARTITION",
     "WINDOW",
     "DTYPE_RANGE",
+    "SETTINGS_READ",
 ]
 
 Change = dict[str, Any]
@@ -168,8 +173,37 @@ BREAKS = (
            "true", fact="cuda_graph"),
     Broken("GRAPH_ATTENTION", {"cuda_graph": CudaGraph.FULL_ITERATION}, STATIC, "static_shapes", fact="cuda_graph"),
     Broken("GRAPH_ATTENTION", {"cuda_graph": CudaGraph.TRANSFORMER_ENGINE, "cuda_graph_modules": ("attn", "mlp")},
-           {"cuda_graph_modules": ("mlp",)}, "leave attention out", fact="cuda_graph"),
-    Broken("MTP", {"mtp_num_layers": 1}, {"mtp_num_layers": 0}, "0", fact="mtp_num_layers"),
+           {"cuda_graph_modules": ("mlp",)}, "leave attn out", fact="cuda_graph"),
+    Broken("GRAPH_ATTENTION", {"cuda_graph": CudaGraph.LOCAL}, STATIC, "static_shapes", fact="cuda_graph"),
+    Broken("GRAPH_ATTENTION", {"cuda_graph": CudaGraph.TRANSFORMER_ENGINE, **STATIC}, {"cuda_graph_modules": ("mlp",)},
+           "leave attn out", fact="cuda_graph"),
+    Broken("GRAPH_ROUTER", {"stack": Stack.MEGATRON_BRIDGE, "padding_mask": True, "expert_parallel": 2,
+                            "cuda_graph": CudaGraph.TRANSFORMER_ENGINE, "cuda_graph_modules": ("moe_router",)},
+           {"padding_mask": False}, "padding_mask to false", fact="cuda_graph"),
+    Broken("PACKED_STEP", {"stack": Stack.MEGATRON_BRIDGE, "forward_step": "qwen3_vl_step"},
+           {"forward_step": "vlm_step"}, "vlm_step", fact="forward_step"),
+    Broken("PACKED_STEP", {"stack": Stack.MEGATRON_BRIDGE, "forward_step": "megatron_mimo_step"}, {"packing": "none"},
+           "none", fact="forward_step"),
+    Broken("WEIGHT_SHARDS", {"stack": Stack.MEGATRON_LM, "weight_shards": 2, "world_size": 2}, {"weight_shards": 1,
+           "world_size": 1}, "tensor_parallel_num_weight_shards", fact="stack"),
+    Broken("STOCK_DENSE", {"stack": Stack.MEGATRON_LM, "inter_document_masking": True, "packing": "none"},
+           {"inter_document_masking": False}, "off", fact="inter_document_masking"),
+    Broken("CONSTANT_STEP", {"step_batch_size_schedule": True}, {"step_batch_size_schedule": False},
+           "step_batch_size_schedule off", fact="step_batch_size_schedule"),
+    Broken("GBS_DIVIDES", {"eval_global_batch_size": 6}, {"eval_global_batch_size": 8}, "8", {"data": 4}),
+    Broken("NO_AVERAGE_IN_COLLECTIVE", {"megatron_ddp": True, "average_in_collective": True, "objective": "pretrain"},
+           {"average_in_collective": False}, "false", fact="megatron_ddp"),
+    Broken("PP_INTERLEAVE", {"stack": Stack.MEGATRON_LM, "virtual_pipeline_chunks": 2}, {"virtual_pipeline_chunks": 1},
+           "leave virtual stages out", fact="stack"),
+    Broken("CP_HIERARCHY", {"cp_comm_type": "a2a+p2p"}, {"cp_comm_type": "p2p"}, "p2p", fact="cp_comm_type"),
+    Broken("CP_HIERARCHY", {"cp_comm_type": "p2p", "hierarchical_cp_sizes": (2, 1)}, {"hierarchical_cp_sizes": None},
+           "leave"),
+    Broken("SETTINGS_READ", {"unread_settings": ("varlen_mock",)}, {"unread_settings": None}, "leave varlen_mock out",
+           severity=Severity.WARN, fact="unread_settings"),
+    Broken("MTP", {"mtp_num_layers": 1, "attention_offsets": "logical"}, {"mtp_num_layers": 0}, "0",
+           fact="mtp_num_layers"),
+    Broken("MTP", {"mtp_num_layers": 2, "attention_offsets": "logical", "objective": "pretrain"},
+           {"attention_offsets": "physical"}, "physical", fact="mtp_num_layers"),
     Broken("MODEL_FAMILY", {"model_family": "Qwen2.5_Omni"}, {"packing": "none"}, "none", fact="model_family"),
     Broken("THD_BACKEND", {"transformer_impl": "local"}, {"transformer_impl": "transformer_engine"},
            "transformer_engine", fact="transformer_impl"),
@@ -191,8 +225,14 @@ BREAKS = (
            {"moe_dispatcher": Dispatcher.ALLTOALL}, "alltoall", fact="moe_dispatcher"),
     Broken("EP_UNIFORM", {"expert_parallel": 8, "moe_pads_uneven": False, **VARIES}, FIXED, "true",
            severity=Severity.WARN, fact="expert_parallel"),
-    Broken("EP_UNIFORM", {"expert_parallel": 8, "moe_dispatcher": Dispatcher.HYBRID_EP, "cuda_graph": CudaGraph.LOCAL,
-                          **VARIES}, FIXED, "true", fact="expert_parallel"),
+    Broken("GRAPH_WIDTH", {"expert_parallel": 8, "moe_dispatcher": Dispatcher.HYBRID_EP, "cuda_graph": CudaGraph.LOCAL,
+                           "cuda_graph_modules": ("moe_router",), **VARIES}, FIXED, "true", fact="cuda_graph",
+           also=("EP_UNIFORM",)),
+    Broken("FP8_WIDTH", {"fp8": True, "seq_length": 1032, "pack_multiple": 4, "segment_multiple": 1},
+           {"seq_length": 1024}, "1024", {"tensor": 4, "sequence_parallel": True}, fact="fp8"),
+    Broken("FP8_WIDTH", {"fp8": True, "fp8_recipe": "mxfp8", "seq_length": 4112}, {"seq_length": 4096}, "4096",
+           fact="fp8"),
+    Broken("FP8_WIDTH", {"fp4": True, "seq_length": 4104}, {"seq_length": 4096}, "4096", fact="fp4"),
     Broken("FP8_WIDTH", {"fp8": True, "seq_length": 4100}, {"seq_length": 4096}, "4096", CP2, fact="fp8"),
     Broken("FP8_WIDTH", {"fp8": True, "fp8_width": 32, **VARIES}, {"pack_multiple": 32}, "32", CP2, fact="fp8"),
     Broken("CP_HIERARCHY", {"cp_comm_type": "a2a+p2p"}, {"hierarchical_cp_sizes": (2, 1)}, "[2, 1]", CP2,
@@ -342,7 +382,7 @@ FAULTS: dict[str, Any] = {
     "WINDOW": lambda c: replace(c, window=1),
     "SEQ_LENGTH_MATCH": lambda c: replace(c, trainer=replace(c.trainer, data_seq_length=c.contract.seq_length + 1)),
     "MAX_POSITION": lambda c: replace(c, trainer=replace(c.trainer, max_position_embeddings=c.contract.seq_length - 1)),
-    "CONSTANT_STEP": lambda c: replace(c, trainer=replace(c.trainer, decrease_batch_size_if_needed=True)),
+    "CONSTANT_STEP": lambda c: replace(c, trainer=replace(c.trainer, step_batch_size_schedule=True)),
     "DYNAMIC_CP": lambda c: replace(c, trainer=replace(c.trainer, dynamic_context_parallel=True)),
     "MODES_EXCLUSIVE": lambda c: replace(c, trainer=replace(c.trainer, packs_offline=True)),
     "DTYPE_RANGE": lambda c: replace(c, contract=replace(c.contract, pad_id=c.contract.vocab_size)),
@@ -385,6 +425,71 @@ def test_a_difference_names_its_rule_and_field(declared: Change, rule: str) -> N
     (found,) = differences(BatchContract(**declared))
     assert (found.rule, found.field) == (rule, next(iter(declared)))
     assert "(the server's)" in found.want
+
+
+@pytest.mark.parametrize("name", ["segment_multiple", "pack_multiple"])
+@pytest.mark.parametrize(("declared", "served", "agrees"), [(1, 8, True), (4, 8, True), (8, 8, True), (16, 8, False),
+                                                            (3, 8, False)])  # fmt: skip
+def test_a_finer_alignment_than_the_servers_agrees_and_a_coarser_is_refused(
+    name: str, declared: int, served: int, agrees: bool
+) -> None:
+    asked: Change = {name: declared}
+    change: Change = {name: served}
+    found = compare(BatchContract(**asked), SERVED_ON, None, replace(SERVED, **change), SERVED_ON)
+    assert [v.field for v in found] == ([] if agrees else [name])
+
+
+def test_multi_token_prediction_over_physical_offsets_is_served() -> None:
+    assert not check(case_of({"context": 2}, mtp_num_layers=2))
+    assert not check(case_of(mtp_num_layers=1, packing="none", attention_offsets="logical"))
+
+
+def test_decreasing_the_batch_is_refused_only_where_it_does_something() -> None:
+    assert not check(case_of({"data": 4}, decrease_batch_size_if_needed=True))
+    found = {v.rule for v in check(case_of({"data": 4}, decrease_batch_size_if_needed=True, global_batch_size=6))}
+    assert found == {"GBS_DIVIDES", "CONSTANT_STEP"}
+
+
+def test_a_schedule_that_bridge_hands_to_nobody_is_a_warning() -> None:
+    (found,) = check(case_of(stack=Stack.MEGATRON_BRIDGE, step_batch_size_schedule=True))
+    assert (found.rule, found.severity) == ("CONSTANT_STEP", Severity.WARN)
+
+
+def test_a_packing_that_is_put_off_to_the_step_may_get_dense_rows_and_no_packed_ones() -> None:
+    assert not check(case_of(packing="none", defers_packing=True))
+    (found,) = check(case_of(defers_packing=True))
+    assert "vlm_step" in found.remedy
+    assert "none" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rank_unit"), [("delayed", 8), ("tensorwise", 8), ("blockwise", 8), ("mxfp8", 32), ("MXFP8", 32)]
+)
+@pytest.mark.parametrize(("context", "tensor", "sequence"), [(1, 1, False), (2, 1, False), (1, 4, True), (2, 4, True),
+                                                             (1, 4, False)])  # fmt: skip
+def test_a_rank_of_fp8_gets_whole_units(recipe: str, rank_unit: int, context: int, tensor: int, sequence: bool) -> None:
+    layout = {"context": context, "tensor": tensor, "sequence_parallel": sequence}
+    unit = rank_unit * context * (tensor if sequence else 1)
+    for length, holds in ((unit * 3, True), (unit * 3 + unit // 2, False)):
+        found = check(case_of(layout, fp8=True, fp8_recipe=recipe, seq_length=length, segment_multiple=2 * context))
+        assert ("FP8_WIDTH" in {v.rule for v in found}) != holds
+
+
+def test_the_rows_of_a_dense_micro_batch_count_together_in_fp8() -> None:
+    dense = {"packing": "none", "fp8": True, "seq_length": 1028}
+    assert not check(case_of(micro_batch_size=2, **dense))
+    assert [v.rule for v in check(case_of(micro_batch_size=1, **dense))] == ["FP8_WIDTH"]
+
+
+def test_all_gather_of_one_rows_ranks_takes_any_width() -> None:
+    experts = {"moe_dispatcher": Dispatcher.ALLGATHER, **VARIES}
+    assert not check(case_of(expert_parallel=1, **experts))
+    assert "VARIABLE_DISPATCH" in {v.rule for v in check(case_of(expert_parallel=2, **experts))}
+
+
+def test_a_rule_about_a_stack_says_which_versions_it_was_held_against() -> None:
+    ours = {rule.id for rule in RULES if not rule.held_against}
+    assert ours == {"WINDOW", "DTYPE_RANGE", "SETTINGS_READ"}
 
 
 def test_a_model_may_pad_its_vocabulary() -> None:

@@ -17,6 +17,7 @@ HARD = {
     "qwen3-asr",
     "nemotron-labs-diffusion",
     "step3.7",
+    "gemma2",
 }
 RECIPE = {
     "qwen3-next",
@@ -26,7 +27,8 @@ RECIPE = {
     "kimi-k2.5-vl",
     "glm-4.5v",
     "gemma3-vl",
-    "gemma4-vl",
+    "qwen2-audio",
+    "qwen3-vl",
     "ministral3",
     "exaone-4.5",
     "nemotron-nano-v2-vl",
