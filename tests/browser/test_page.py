@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import count, cycle
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -13,11 +15,14 @@ from packhorse_service.monitoring.headline import with_headline
 from packhorse_service.monitoring.status import Event, ServerStatus
 from packhorse_service.protocol.diagnosis import Cause, ReaderState
 from tests.browser.conftest import DEADLINE_MS, Show
-from tests.service.monitoring.scripted_site import Site, serving
+from tests.harness import wait_until
+from tests.service.monitoring.scripted_site import Page, Site, serving
 from tests.service.monitoring.statuses import a_reader, a_stall, a_status, a_stream, statuses, with_stream
 
 PHONE = 360
 KEPT = "[...document.querySelectorAll('#cells > *, td, .tiles b')]"
+DRAWN = "[...document.querySelectorAll('svg *, [style]')].map(element => element.outerHTML)"
+NO_FIGURE = re.compile(r"\b(NaN|Infinity|undefined|null)\b")
 HOSTILE = "</script><img src=x onerror='document.title=1'><b>docs"
 
 
@@ -202,9 +207,9 @@ def test_lines_are_drawn_of_rates_of_whatever_size(show: Show) -> None:
     rates = cycle((0.0, 2e-311, 1.0, 1.7e308, 1.7e308, 5e-324))
     history = tuple(replace(point, tokens_per_s=next(rates)) for point in stream.history)
     shown = show(with_stream(a_status(), history=history))
-    drawn = shown.run("[...document.querySelectorAll('svg.plot *')].map((e) => e.outerHTML)")
+    drawn = shown.run(DRAWN)
     assert len(drawn) > 4
-    assert not [element for element in drawn if "NaN" in element or "Infinity" in element]
+    assert not [element for element in drawn if NO_FIGURE.search(element)]
 
 
 @pytest.mark.parametrize("width", [PHONE, 1200])
@@ -213,7 +218,7 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
     seen = count()
 
     @settings(max_examples=30)
-    @given(statuses(spoken=True))
+    @given(statuses())
     def shows(status: ServerStatus) -> None:
         here = f"tcp://number-{next(seen)}"
         site.say(replace(with_headline(status), endpoint=here, version=a_status().version))
@@ -221,5 +226,22 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
         shown.wait_for("#server", f"{here},")
         assert len(status.streams) < 2 or shown.page.locator("[role=tab]").count() == len(status.streams)
         assert shown.overflow <= 0
+        assert not NO_FIGURE.search(shown.text("body"))
+        assert not [each for each in shown.run(DRAWN) if NO_FIGURE.search(each)]
 
     shows()
+
+
+def test_a_status_that_cannot_be_shown_does_not_keep_the_page_from_the_next(browser: Any, site: Site) -> None:
+    page = browser.new_page()
+    thrown: list[str] = []
+    page.on("pageerror", lambda error: thrown.append(str(error)))
+    page.goto(site.url)
+    page.locator("#word", has_text="training").wait_for(timeout=DEADLINE_MS)
+    whole = msgspec.to_builtins(a_status())
+    del whole["streams"][0]["history"]
+    site.pages["/status.json"] = Page(msgspec.json.encode(whole))
+    wait_until(lambda: bool(page.evaluate("1")) and bool(thrown), "a script that throws")
+    site.say(with_stream(a_status(), step=2001))
+    page.locator("#sentence", has_text="step 2,001").wait_for(timeout=DEADLINE_MS)
+    page.close()

@@ -149,7 +149,9 @@ class PackingConfig(Section):
         description="Packs' worth of samples to choose from; left out: min(64, packs of a step).",
     )
     tail_slots: int = Field(default=0, ge=0, description="Slots kept free behind the last sample of each row.")
-    window: int = Field(default=1, ge=1, le=64, description="Steps whose packs are dealt together, to even their cost.")
+    window: int = Field(
+        default=1, ge=1, le=64, description="Steps whose packs are assigned to them together, to even their cost."
+    )
     hidden_size: int = Field(default=4096, ge=1, description="Of the model: what long segments cost beside short ones.")
 
 

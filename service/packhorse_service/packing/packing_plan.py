@@ -29,3 +29,11 @@ class PackingPlan:
     def segments_limit(self) -> int:
         """Samples that a pack can hold at most."""
         return self.capacity if self.max_segments is None else self.max_segments
+
+    def capacity_slots(self, segment_multiple: int) -> int:
+        """Return the slots that the samples of a pack can take: ``capacity`` units of ``segment_multiple`` slots.
+
+        The multiple is the contract's. It is no field here: all fields of a plan are in the fingerprint of a stream,
+        where the contract stands beside it.
+        """
+        return self.capacity * segment_multiple

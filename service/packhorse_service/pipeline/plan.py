@@ -55,7 +55,7 @@ class StreamPlan:
     @property
     def cut_length(self) -> int | None:
         """Slots at which an over-long sample is cut; none where documents are cut to the rows they fall into."""
-        lengths = {Packing.CONCAT: None, Packing.ONLINE: self.packing.capacity * self.contract.segment_multiple}
+        lengths = {Packing.CONCAT: None, Packing.ONLINE: self.packing.capacity_slots(self.contract.segment_multiple)}
         return lengths.get(self.contract.packing, self.contract.seq_length)
 
 

@@ -10,13 +10,13 @@ DIGEST_BYTES = 8
 
 
 class WindowPosition(NamedTuple):
-    """Position of a stream inside a balance window, and the settings by which its packs are made and dealt."""
+    """Position of a stream inside a balance window, and the settings by which its packs are made and assigned."""
 
     offset: int  # steps of the window that lie before; 0 outside of any
     steps: int  # that the window has: fewer than ``window`` at the end of a finite stream
     window: int  # as configured
     packs: int  # a step
-    digest: bytes  # of the settings by which packs are made and dealt
+    digest: bytes  # of the settings by which packs are made and assigned
 
     @property
     def possible(self) -> bool:

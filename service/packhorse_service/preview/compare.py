@@ -46,7 +46,7 @@ def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
     """Plan the same with packs ``factor`` times as long; ``None`` where that breaks a rule."""
     contract, multiple = planning.contract, planning.contract.segment_multiple
     seq_length, batch = contract.seq_length * factor, contract.global_batch_size / factor
-    tail = contract.seq_length - planning.packing.capacity * multiple
+    tail = contract.seq_length - planning.packing.capacity_slots(multiple)
     if seq_length.denominator > 1 or batch.denominator > 1 or seq_length < tail + multiple:
         return None
     segments = None if contract.max_segments is None else max(1, int(contract.max_segments * factor))
@@ -54,7 +54,7 @@ def _at_length(planning: Planning, factor: Fraction) -> Planning | None:
     if broken_rules(resized, ParallelLayout(data=planning.data_parallel)):
         return None
     packing = packing_plan(resized, planning.lookahead, tail, planning.packing.algorithm)
-    return replace(planning, contract=resized, packing=packing, limit=packing.capacity * multiple)
+    return replace(planning, contract=resized, packing=packing, limit=packing.capacity_slots(multiple))
 
 
 def _candidate(collector: PlanCollector) -> Candidate | None:

@@ -100,8 +100,8 @@ class _Watching:
 
 def _facts(planned: PlannedStep[PackedMicroBatch], sources: int) -> StepFacts:
     facts = []
-    for micro_batch, cost, supervised in zip(planned.micro_batches, planned.costs, planned.loss_tokens, strict=True):
+    for micro_batch, cost, loss_tokens in zip(planned.micro_batches, planned.costs, planned.loss_tokens, strict=True):
         by_source = micro_batch.slots_by_source()
         tokens = [by_source.get(source, 0) for source in range(sources)]
-        facts.append(MicroBatchFacts(list(micro_batch.slots), tokens, cost, supervised))
+        facts.append(MicroBatchFacts(list(micro_batch.slots), tokens, cost, loss_tokens))
     return StepFacts(facts, planned.ranks)

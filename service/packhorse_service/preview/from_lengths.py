@@ -87,7 +87,7 @@ def _planning(options: LengthsOptions) -> Planning:
         hidden_size=options.hidden_size,
         mixed_by=None,
         window=options.window,
-        limit=packing.capacity * contract.segment_multiple,
+        limit=packing.capacity_slots(contract.segment_multiple),
         sources=(PlannedSource("lengths", 1, options.over_length, 0, "--over-length"),),
     )
 
@@ -123,7 +123,7 @@ def _steps(packs: LengthPacks, planning: Planning) -> Iterator[StepFacts]:
     for assigned in BalanceWindow(packs, window):
         planned = plan_step(
             assigned,
-            [pack.supervised for pack in assigned.packs],
+            [pack.loss_tokens for pack in assigned.packs],
             packs=planning.micro_batches,
             data_parallel=planning.data_parallel,
             remainder=contract.remainder,

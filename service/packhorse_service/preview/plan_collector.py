@@ -30,9 +30,10 @@ from packhorse_service.preview.plan_report import (
 )
 from packhorse_service.preview.planning_facts import Planning, StepFacts
 from packhorse_service.preview.statistics import (
-    Ints,
+    Floats,
     before_after,
     percentiles,
+    quotients,
     ratio,
     relative,
     rounded,
@@ -60,7 +61,7 @@ class _Planned(NamedTuple):
     row_slots: int
     physical_slots: int
     tokens: list[int]  # of each source
-    costs: Ints  # [D, M]
+    costs: Floats  # [D, M]; the sums of a step may be beyond int64
 
 
 class PlanCollector:
@@ -81,7 +82,7 @@ class PlanCollector:
 
     @property
     def whole(self) -> bool:
-        """True where all that was packed is planned: no window is half dealt."""
+        """True where all that was packed is planned: no window is half assigned."""
         return len(self.packed_costs) == len(self._segments)
 
     # What happens ------------------------------------------------------------------------------------
@@ -108,11 +109,11 @@ class PlanCollector:
         self._planned.append(
             _Planned(
                 fillers=missing,
-                unsupervised=sum(pack.supervised == 0 for pack in packs),
+                unsupervised=sum(pack.loss_tokens == 0 for pack in packs),
                 row_slots=sum(physical.item(-1) for _, physical in offsets),
                 physical_slots=sum(round_up(slots, multiple) for pack in packs for slots in pack.slots),
                 tokens=[sum(of_source) for of_source in zip(*(pack.tokens for pack in packs), strict=True)],
-                costs=np.array(costs, dtype=np.int64)[np.array(step.ranks)],
+                costs=np.array(costs, dtype=np.float64)[np.array(step.ranks)],
             )
         )
 
@@ -184,7 +185,7 @@ class PlanCollector:
         row_slots = sum(step.row_slots for step in self._planned)
         physical = sum(step.physical_slots for step in self._planned)
         tokens = sum(sum(step.tokens) for step in self._planned)
-        sizes = {Packing.ONLINE: packing.capacity * contract.segment_multiple, Packing.CONCAT: contract.seq_length}
+        sizes = {Packing.ONLINE: packing.capacity_slots(contract.segment_multiple), Packing.CONCAT: contract.seq_length}
         size = sizes.get(contract.packing)
         rows = contract.micro_batch_size if not contract.packed else 1
         least = None if size is None else ceil_div(physical, size * rows)
@@ -199,13 +200,13 @@ class PlanCollector:
             packs_over=None if least is None else len(self._segments) - least,
         )
 
-    def _arrival_costs(self) -> Ints:
-        """[S, D, M] with micro-batches dealt in the order of the pack stream."""
+    def _arrival_costs(self) -> Floats:
+        """[S, D, M] with micro-batches assigned in the order of the pack stream."""
         costs, size = list(self.packed_costs), self.planning.micro_batches
         if self.planning.contract.remainder is Remainder.PAD:
             costs += costs[-1:] * (-len(costs) % size)
         ranks = self.planning.data_parallel
-        rows = np.array(costs[: self.steps * size], dtype=np.int64).reshape(-1, size // ranks, ranks)
+        rows = np.array(costs[: self.steps * size], dtype=np.float64).reshape(-1, size // ranks, ranks)
         return rows.transpose(0, 2, 1)
 
     def _balance(self) -> _Balance:
@@ -236,7 +237,8 @@ class PlanCollector:
 
     def _sources(self) -> tuple[SourceReport, ...]:
         tokens = np.array([step.tokens for step in self._planned], dtype=np.int64)  # [S, sources]
-        shares = tokens / tokens.sum(axis=1, keepdims=True)
+        of_steps = tokens.sum(axis=1, keepdims=True)
+        shares = quotients(tokens, of_steps, of_nothing=0.0)[of_steps[:, 0] > 0]  # a step without tokens has no shares
         drawn = self.samples.by_source()
         weights = sum(source.weight for source in self.planning.sources)
         return tuple(
@@ -244,8 +246,8 @@ class PlanCollector:
                 name=source.name,
                 weight=ratio(source.weight, weights),
                 share=ratio(int(tokens[:, i].sum()), int(tokens.sum())),
-                least=round(float(shares[:, i].min()), 6),
-                most=round(float(shares[:, i].max()), 6),
+                least=round(float(shares[:, i].min(initial=1.0 if len(shares) else 0.0)), 6),
+                most=round(float(shares[:, i].max(initial=0.0)), 6),
                 tokens=int(tokens[:, i].sum()),
                 samples=drawn[i],
                 epochs=self.samples.epochs[i],

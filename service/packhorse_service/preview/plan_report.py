@@ -101,7 +101,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """Displacement of samples by packing; as it leaves the packer, before a window is dealt."""
+    """Displacement of samples by packing; as it leaves the packer, before a window is assigned to its steps."""
 
     longest_wait: int  # packs emitted while a sample was pending
     most_late: int  # output position less arrival position, in samples
@@ -117,7 +117,7 @@ class MeanWorst:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """Packs dealt to ranks as they arrive, and as planned."""
+    """Packs assigned to ranks as they arrive, and as planned."""
 
     before: MeanWorst
     after: MeanWorst

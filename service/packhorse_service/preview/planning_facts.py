@@ -60,7 +60,7 @@ class MicroBatchFacts(NamedTuple):
     slots: list[int]  # of each segment
     tokens: Sequence[int]  # of each source
     cost: int
-    supervised: int
+    loss_tokens: int
 
 
 class StepFacts(NamedTuple):

@@ -21,6 +21,7 @@ __all__ = [
     "histogram",
     "percentiles",
     "policy_costs",
+    "quotients",
     "ratio",
     "relative",
     "rounded",
@@ -59,18 +60,25 @@ def ratio(part: int, whole: int) -> float:
     return round(float(Fraction(part, whole)), 6) if whole else 0.0
 
 
-def synchronous(costs: Ints) -> Floats:
+def quotients(parts: npt.ArrayLike, wholes: npt.ArrayLike, *, of_nothing: float) -> Floats:
+    """Return ``parts`` ÷ ``wholes``, broadcast; ``of_nothing`` where a whole is 0."""
+    dividends, divisors = np.broadcast_arrays(np.asarray(parts, np.float64), np.asarray(wholes, np.float64))
+    quotients = np.full(dividends.shape, of_nothing)
+    return np.divide(dividends, divisors, out=quotients, where=divisors != 0)
+
+
+def synchronous(costs: Floats) -> Floats:
     """Return of each step Σ over micro-batches of the dearest rank ÷ mean of the ranks' totals.
 
-    ``costs`` is [S, D, M].
+    ``costs`` is [S, D, M]. Ranks that have nothing to do are even: 1.
     """
-    return np.asarray(costs.max(axis=1).sum(axis=1) / costs.sum(axis=2).mean(axis=1))
+    return quotients(costs.max(axis=1).sum(axis=1), costs.sum(axis=2).mean(axis=1), of_nothing=1.0)
 
 
-def totals(costs: Ints) -> Floats:
-    """Return of each step the dearest rank's total ÷ the mean."""
+def totals(costs: Floats) -> Floats:
+    """Return of each step, [S, D, M], the dearest rank's total ÷ the mean; 1 where nobody has anything to do."""
     totals = costs.sum(axis=2)
-    return np.asarray(totals.max(axis=1) / totals.mean(axis=1))
+    return quotients(totals.max(axis=1), totals.mean(axis=1), of_nothing=1.0)
 
 
 def before_after(before: Floats, after: Floats, steps: Sequence[int]) -> BeforeAfter:
@@ -79,10 +87,10 @@ def before_after(before: Floats, after: Floats, steps: Sequence[int]) -> BeforeA
     return BeforeAfter(*mean_worst)
 
 
-def relative(costs: Ints) -> tuple[float, ...]:
-    """Return of one step, [D, M], each rank's total ÷ their mean."""
+def relative(costs: Floats) -> tuple[float, ...]:
+    """Return of one step, [D, M], each rank's total ÷ their mean; 1 where nobody has anything to do."""
     totals = costs.sum(axis=1)
-    return rounded(totals / totals.mean())
+    return rounded(quotients(totals, totals.mean(), of_nothing=1.0))
 
 
 def rounded(values: Iterable[float]) -> tuple[float, ...]:

@@ -182,19 +182,17 @@ def _moment(age: int, readers: int) -> HistoryPoint:
 
 SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=20),
-    int: st.integers(0, 2**53),
+    int: st.integers(-(2**63), 2**64 - 1),  # what JSON carries
     float: st.floats(),
     bool: st.booleans(),
     type(None): st.none(),
 }
+FINITE = {**SCALARS, float: st.floats(allow_nan=False, allow_infinity=False)}
 
 
-SPOKEN = {**SCALARS, float: st.floats(0, 1e12)}  # what a server says: counts, seconds, shares, rates
-
-
-def statuses(*, spoken: bool = False) -> st.SearchStrategy[ServerStatus]:
-    """Any at all, with a few of everything; without words, as the server's loop makes it; or as one travels."""
-    scalars = SPOKEN if spoken else SCALARS
+def statuses(*, finite: bool = False) -> st.SearchStrategy[ServerStatus]:
+    """Any at all, with a few of everything, without words as the server's loop makes it. ``finite``: JSON keeps it."""
+    scalars = FINITE if finite else SCALARS
     return typing.cast(st.SearchStrategy[ServerStatus], _of_type(ServerStatus, scalars))
 
 

@@ -47,7 +47,7 @@ def test_an_endpoint_that_has_no_monitor_is_refused_with_what_would_do(endpoint:
 
 
 @settings(max_examples=20)
-@given(statuses(spoken=True))
+@given(statuses(finite=True))
 def test_what_a_server_says_arrives(status: ServerStatus) -> None:
     with serving(Site()) as site:
         site.say(status)

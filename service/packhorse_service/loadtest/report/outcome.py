@@ -173,7 +173,7 @@ def _slope(moments: Sequence[IntervalMetrics]) -> float | None:
     """MiB a minute, of the straight line nearest to what was seen once the server had settled."""
     seen = [(m.at_s, m.server_memory_bytes) for m in moments if m.at_s >= 0 and m.server_memory_bytes is not None]
     later = [(at, memory / MIB) for at, memory in seen if at >= seen[-1][0] * SETTLED]
-    if len(later) < 3:
+    if len(later) < 3 or later[0][0] == later[-1][0]:
         return None
     at, memory = np.array(later).T
     return float(np.polynomial.Polynomial.fit(at / 60, memory, 1).convert().coef[1])

@@ -74,4 +74,4 @@ class IntervalSampler:
         if server is None or self._server is None:
             return None
         seen_s, before = self._server
-        return (server.cpu_s - before.cpu_s) / (now - seen_s)
+        return (server.cpu_s - before.cpu_s) / (now - seen_s) if now > seen_s else None

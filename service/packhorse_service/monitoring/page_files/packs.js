@@ -10,19 +10,18 @@ function hatching() {
   return holder;
 }
 
-const sum = (values) => values.reduce((total, value) => total + value, 0);
-
-/** A rectangle from ``begin`` on; a share of the row, so that it needs no drawing anew when the window changes. */
-const slots = (pack, kind, begin, length) => draw("rect", {
-  ...kind, x: `${(100 * begin) / pack.width}%`, width: `${(100 * length) / pack.width}%`, height: "100%",
-});
+/** A rectangle from ``begin`` to ``end``; a share of the row, so that it needs no drawing anew when the window changes. */
+function slots(pack, kind, begin, end) {
+  const from = within(begin, 0, pack.width), to = within(end, from, pack.width);
+  return draw("rect", { ...kind, x: `${(100 * from) / pack.width}%`, width: `${(100 * (to - from)) / pack.width}%`, height: "100%" });
+}
 
 function segments(pack) {
   let begin = 0;
   return pack.padded_lengths.flatMap((padded, index) => {
     const length = Math.min(pack.lengths[index] ?? padded, padded);
-    const drawn = [slots(pack, { class: index % 2 ? "even" : "odd" }, begin, length)];
-    if (padded > length) drawn.push(slots(pack, { fill: `url(#${HATCH})` }, begin + length, padded - length));
+    const drawn = [slots(pack, { class: index % 2 ? "even" : "odd" }, begin, begin + length)];
+    if (padded > length) drawn.push(slots(pack, { fill: `url(#${HATCH})` }, begin + length, begin + padded));
     begin += padded;
     return drawn;
   });

@@ -59,7 +59,7 @@ function tiles(stream) {
   const minute = stream.history.filter((moment) => moment.age_s <= 60).map((moment) => moment.tokens_per_s ?? 0);
   const waiting = stream.readers.filter(({ state }) => state === "waiting" || state === "forming").length;
   return [
-    [number(minute.length ? sum(minute) / minute.length : 0), "tokens/s, the last minute"],
+    [number(mean(minute)), "tokens/s, the last minute"],
     [percent(stream.useful_fill), `useful fill; ${percent(stream.fill)} with alignment padding`],
     [whole(stream.step), "the step that the slowest reader stands in"],
     [`${whole(stream.held)} of ${whole(stream.steps_ahead + 1)}`, "steps held, not yet taken by all"],
@@ -112,8 +112,8 @@ async function poll() {
   } catch (error) {
     page.error = error.message;
   }
-  show();
   page.timer = setTimeout(poll, document.visibilityState === "hidden" ? HIDDEN_MS : INTERVAL_MS);
+  show(); // the last: a status that could not be shown keeps nobody from asking for the next
 }
 
 function choose(tab) {

@@ -5,9 +5,6 @@ const STEPS = [1, 2, 2.5, 5, 10];
 const SMOOTH = 10; // moments
 const SHORTEST_S = 60;
 
-/** The mean of some numbers, of whatever size: no sum on the way overflows, or loses what is small beside it. */
-const mean = (values) => values.reduce((sum, value) => sum + value / values.length, 0);
-
 /** The mean of each value and those before it: steps come in gusts. A value that is missing counts as 0. */
 const smoothed = (values) => values.map((_, index) =>
   mean(values.slice(Math.max(0, index + 1 - SMOOTH), index + 1).map((value) => (isNumber(value) ? value : 0))));
@@ -56,8 +53,8 @@ class Plot {
     if (!width || !this.span) return;
     this.inner = width - LEFT - RIGHT;
     const [low, high] = this.range(this.points.map(([, value]) => value));
-    const x = (age) => LEFT + this.inner * (1 - age / this.span);
-    const y = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * Math.min(Math.max((value - low) / (high - low), 0), 1);
+    const x = (age) => LEFT + this.inner * within(1 - age / this.span, 0, 1);
+    const y = (value) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * within((value - low) / (high - low), 0, 1);
     this.svg.replaceChildren(...this.axes(x, y, low, high), ...this.curve(x, y), ...this.cursor(x));
     set(this.svg, "aria-label", this.inWords());
   }

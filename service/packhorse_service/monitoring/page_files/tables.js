@@ -6,15 +6,15 @@ const STALLED_BY = { slow_peer: "a slow peer", network: "the network", trainer: 
 function shareOf(cell, { share, weight }) {
   if (!cell.firstChild) cell.append(make("span", { class: "share", "aria-hidden": "true" }, make("i"), make("u")), make("span"));
   const [bar, text] = cell.children;
-  bar.children[0].style.width = `${Math.min(100 * share, 100)}%`;
-  bar.children[1].style.left = `${Math.min(100 * weight, 100)}%`;
+  bar.children[0].style.width = `${within(100 * share, 0, 100)}%`;
+  bar.children[1].style.left = `${within(100 * weight, 0, 100)}%`;
   say(text, ` ${percent(share)}`);
 }
 
 function epochOf(cell, { epoch, epochs, progress }) {
   if (!cell.firstChild) cell.append(make("progress", { "aria-label": "of this epoch" }), make("span"));
   const [bar, text] = cell.children;
-  bar.value = Math.min(Math.max(progress ?? 0, 0), 1);
+  bar.value = within(progress, 0, 1);
   say(text, ` ${whole(epoch + 1)}${epochs === null ? "" : ` of ${whole(epochs)}`}, ${percent(progress, 0)}`);
 }
 
