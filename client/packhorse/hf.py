@@ -34,7 +34,7 @@ def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> d
     ``input_ids``, ``position_ids``, ``labels`` int64 [MBS, T]; for packed rows ``cu_seq_lens_q`` and ``_k``
     int32 [S+1], physical, and ``max_length_q`` and ``_k``, integers. Labels are ``ignore_index`` wherever
     nothing is trained on, as these models know no loss mask. Pass ``num_items_in_batch`` for the
-    denominator: ``Trainer`` does, a loop of one's own passes ``micro_batch.step_loss_tokens``.
+    denominator: ``Trainer`` does, a loop of one's own passes ``max(micro_batch.step_loss_tokens, 1)``.
 
     ``shift_labels``: whether the model's loss takes labels that stand at their slot (left out: what the
     installed version's causal loss takes). Where it does not, labels are rolled right by one over the row.

@@ -91,7 +91,7 @@ def train_step(model: Any, optimizer: Any, step: Sequence[MicroBatch], seq_lengt
         return None
     total = torch.stack([report["loss"] for report in reports]).sum()
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-    return float(total) / step[0].step_loss_tokens
+    return float(total) / max(step[0].step_loss_tokens, 1)
 
 
 def forward_step(micro_batches: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:

@@ -77,7 +77,7 @@ def backward(model: DistributedDataParallel, step: Sequence[MicroBatch], device:
         with nullcontext() if mb.index == len(step) - 1 else model.no_sync():
             logits = model(mb.tokens, mb.position_ids, mb.cu_seqlens_padded)
             losses = F.cross_entropy(logits, mb.labels, reduction="none", ignore_index=mb.ignore_index)
-            loss = (losses * mb.loss_mask).sum() / mb.step_loss_tokens
+            loss = (losses * mb.loss_mask).sum() / max(mb.step_loss_tokens, 1)  # 0: nothing to train on
             (loss * ranks).backward()
         total += loss.detach()
     dist.all_reduce(total)

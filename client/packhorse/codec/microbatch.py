@@ -32,7 +32,7 @@ class MicroBatch(Struct, frozen=True, kw_only=True, eq=False, weakref=True):
 
     ``labels`` hold the next id also where ``loss_mask`` is 0 (a prompt, say): weigh the loss with the mask, or use
     ``masked_labels``. ``cu_seqlens`` is logical and ``cu_seqlens_padded`` physical, both of the whole row.
-    ``step_loss_tokens`` is the exact denominator of a per-token loss over all ranks.
+    ``step_loss_tokens`` is the exact denominator of a per-token loss over all ranks; 0 where nothing is trained on.
 
     A micro-batch is equal to itself alone: arrays are never compared. ``msgspec.structs.replace`` copies it with
     other values.

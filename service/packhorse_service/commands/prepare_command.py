@@ -20,6 +20,9 @@ def prepare_command(
     name: Annotated[str, typer.Option(help="Shards are called NAME-000000.tar and so on.")] = "data",
     source_format: Annotated[SampleFormat, typer.Option("--format", help="What the rows hold.")] = SampleFormat.AUTO,
     field: Annotated[str | None, typer.Option(help="The field to read; found by name if left out.")] = None,
+    ignore_field: Annotated[
+        list[str] | None, typer.Option(help="A field to leave out though it says something; may be repeated.")
+    ] = None,
     shard_bytes: Annotated[int, typer.Option(help="Close a shard at this many bytes.", min=1)] = MAX_SHARD_BYTES,
     shard_samples: Annotated[int, typer.Option(help="… or at this many samples.", min=1)] = MAX_SHARD_SAMPLES,
     tokenizer: Annotated[Path | None, typer.Option(help="Write ids, not text: a tokenizer.json.")] = None,
@@ -33,6 +36,7 @@ def prepare_command(
         name=name,
         source_format=source_format,
         field=field,
+        ignore_fields=ignore_field or (),
         max_shard_bytes=shard_bytes,
         max_shard_samples=shard_samples,
         tokenizer=None if tokenizer is None else TokenizerSpec(file=str(tokenizer), eos_token=eos_token),

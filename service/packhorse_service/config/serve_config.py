@@ -106,6 +106,10 @@ class SourceConfig(Section):
     chat_template: str | None = Field(
         default=None, description="A jinja file; left out: ChatML. `{% generation %}` marks what is trained on."
     )
+    ignore_fields: tuple[str, ...] = Field(
+        default=(),
+        description="Fields of conversations, messages and calls to leave out; others that are not read are errors.",
+    )
     over_length: OverLength = Field(default=OverLength.ERROR, description="What becomes of samples over seq_length.")
     shuffle: bool = Field(default=True, description="Shards, and samples within them, in a seeded order.")
     open_shards: int = Field(default=4, ge=1, le=1024, description="Shards read in turn, a sample of each.")

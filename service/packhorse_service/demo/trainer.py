@@ -58,7 +58,7 @@ def backward(model: GPT, step: Sequence[MicroBatch]) -> float:
     for mb in step:
         logits = model(mb.tokens, mb.position_ids, mb.cu_seqlens_padded)
         losses = F.cross_entropy(logits, mb.labels, reduction="none", ignore_index=mb.ignore_index)
-        loss = (losses * mb.loss_mask).sum() / mb.step_loss_tokens
+        loss = (losses * mb.loss_mask).sum() / max(mb.step_loss_tokens, 1)
         loss.backward()
         total = total + loss.detach()
     sum_over_ranks([total, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])

@@ -15,6 +15,7 @@ import numpy as np
 
 from packhorse.errors import ConfigError, SourceError
 from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
+from packhorse_service.loading.chat import ChatEncoder
 from packhorse_service.loading.token_block import build_block, build_columnar_block, sample_fault
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
 from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_columnar
@@ -46,6 +47,7 @@ class DecodingSpec:
     chat_template: str | None = None  # the template's text; None = CHATML
     date: str | None = None  # YYYY-MM-DD, what strftime_now gives to a template
     vocab_size: int | None = None  # ids are below it; None = the tokenizer's
+    ignore_fields: frozenset[str] = frozenset()  # of conversations: left out though they say something
     block_bytes: int = BLOCK_BYTES  # of the shard's stream: a block ends with the sample that reaches it
 
     def __post_init__(self) -> None:
@@ -68,10 +70,13 @@ class ContentEncoder:
     def __init__(self, spec: DecodingSpec) -> None:
         self._name = spec.name
         self._tokenizer = None if spec.tokenizer is None else Tokenizer(spec.tokenizer)
-        self._template: ChatTemplate | None = None
+        self._chat: ChatEncoder | None = None
         if self._tokenizer is not None:
             source = CHATML if spec.chat_template is None else spec.chat_template
-            self._template = ChatTemplate(source, spec.date, self._tokenizer.special_tokens)
+            template = ChatTemplate(source, spec.date, self._tokenizer.special_tokens)
+            self._chat = ChatEncoder(template, self._tokenizer)
+            if spec.chat_template is not None or spec.format is SampleFormat.MESSAGES:
+                self._chat.require_markers()
         own = ID_LIMIT if self._tokenizer is None else self._tokenizer.vocab_size
         self.id_limit = own if self._tokenizer is None else self._tokenizer.id_limit
         self.vocab_size = own if spec.vocab_size is None else spec.vocab_size
@@ -80,12 +85,11 @@ class ContentEncoder:
         """Return the ids of ``content``. Raises ``BadSample``, or ``ConfigError`` when a tokenizer is missing."""
         if isinstance(content, TokenArrays):
             return content
-        if self._tokenizer is None or self._template is None:
+        if self._tokenizer is None or self._chat is None:
             raise ConfigError(f"source {self._name!r} holds text and names no tokenizer; set tokenizer.file")
         if isinstance(content, str):
             return TokenArrays(self._tokenizer.encode(content))
-        text, spans = self._template.render(content.messages, content.tools)
-        return TokenArrays(*self._tokenizer.encode_marked(text, spans))
+        return self._chat.encode(content)
 
 
 class BlockLoader:
@@ -109,7 +113,7 @@ class BlockLoader:
         found = self._read(request, spec, encoder.vocab_size)
         if isinstance(found, TokenBlock):
             return found
-        arrays = [_decode(index, sample, shard, spec.format, encoder) for index, sample in enumerate(found)]
+        arrays = [_decode(index, sample, shard, spec, encoder) for index, sample in enumerate(found)]
         return build_block(found, arrays, shard=shard, vocab_size=encoder.vocab_size)
 
     def _read(self, request: BlockRequest, spec: DecodingSpec, vocab_size: int) -> TokenBlock | list[Sample]:
@@ -163,11 +167,9 @@ def _read_samples(stream: BinaryIO, request: BlockRequest, block_bytes: int) -> 
     return samples
 
 
-def _decode(
-    index: int, sample: Sample, shard: str, sample_format: SampleFormat, encoder: ContentEncoder
-) -> TokenArrays | Fault:
+def _decode(index: int, sample: Sample, shard: str, spec: DecodingSpec, encoder: ContentEncoder) -> TokenArrays | Fault:
     try:
-        return encoder.encode(decode(sample, sample_format))
+        return encoder.encode(decode(sample, spec.format, spec.ignore_fields))
     except BadSample as error:
         return sample_fault(index, sample, shard, error)
     except SourceError as error:

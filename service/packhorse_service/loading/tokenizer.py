@@ -60,6 +60,10 @@ class Tokenizer:
         self.special_tokens = {field: token for field, token in named.items() if token is not None}
         for field, token in self.special_tokens.items():
             self._require(token, field)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        # What a chat turn may end in: no text holds it by chance.
+        special = {token.content for token in added if token.special} | {spec.eos_token or ""}
+        self.special_texts = frozenset(text for text in special if text and self.knows(text))
         self._eos_ids = [] if spec.eos_token is None else [self._tokenizer.token_to_id(spec.eos_token)]
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
@@ -81,6 +85,14 @@ class Tokenizer:
         borders = np.array(spans, dtype=np.int64).reshape(-1)
         inside = np.searchsorted(borders, starts, side="right") % 2
         return np.array(encoding.ids, dtype=np.uint32), inside.astype(np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``, special tokens included."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def knows(self, text: str) -> bool:
+        """Return whether ``text`` is read as one token; to stand in the vocabulary is not enough."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids) == 1
 
     def require_vocabulary(self, vocab_size: int) -> None:
         """Raise ``ConfigError`` unless ``vocab_size`` of a contract is the model's, or holds every id there is."""

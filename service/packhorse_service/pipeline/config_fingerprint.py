@@ -39,7 +39,10 @@ def fingerprint_config(
         "mixture": [[[s.order.weight, s.order.epochs] for s in settings], config.mixing.model_dump()],
         "order": [asdict(replace(s.order, weight=1, epochs=1)) for s in settings],
         "over_length": [[s.over_length, s.skip_budget] for s in settings],
-        "rendering": [[d.name, d.format, d.chat_template] for d in decoding.values()],
+        "rendering": [
+            [d.name, d.format, d.chat_template, *([sorted(d.ignore_fields)] if d.ignore_fields else [])]
+            for d in decoding.values()
+        ],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],
     }
     row_parts = {

@@ -85,6 +85,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
             chat_template=_template(source, source_name, base),
             date=config.date,
             vocab_size=contract.vocab_size,
+            ignore_fields=frozenset(source.ignore_fields),
             block_bytes=config.loading.block_bytes,
         )
         for source_name, source in config.sources.items()

@@ -10,9 +10,10 @@ import gzip
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -62,6 +63,7 @@ def prepare(
     name: str = "data",
     source_format: SampleFormat | str = SampleFormat.AUTO,
     field: str | None = None,
+    ignore_fields: Collection[str] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     max_shard_samples: int = MAX_SHARD_SAMPLES,
     tokenizer: TokenizerSpec | None = None,
@@ -74,14 +76,15 @@ def prepare(
 
     A shard is closed when it holds ``max_shard_bytes`` of data or ``max_shard_samples`` samples. With a
     ``tokenizer`` ids are written (and loss masks for conversations), rendered with ``chat_template`` and
-    ``date``; otherwise text and messages. A progress bar goes to standard error where that is a terminal.
+    ``date``; otherwise text and messages. Of a row's fields ``ignore_fields`` are left out. A progress bar goes to
+    standard error where that is a terminal.
 
     All shards appear at the end, or none: they are written to a temporary folder beside their place.
 
     Raises ``ConfigError`` for arguments, also when shards of that name are there and ``overwrite`` is off;
     ``SourceError`` for a row that cannot be used, naming file and line.
     """
-    chosen = _row_format(source_format)
+    chosen, ignored = _row_format(source_format), frozenset(ignore_fields)
     files = _find_files(inputs)
     old = _shards_of(out, name)
     if old and not overwrite:
@@ -94,7 +97,7 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out) as folder:
         with _Writer(Path(folder), name, max_shard_bytes, max_shard_samples, encoder) as writer:
             for place, row in _read_rows(files, progress):
-                writer.write(place, row, field, chosen)
+                writer.write(place, row, partial(items_of, field=field, sample_format=chosen, ignored=ignored))
         if not writer.samples:
             raise SourceError(f"{', '.join(str(file) for file in files)}: there are no rows")
         for path in old:
@@ -125,10 +128,10 @@ class _Writer:
     def __exit__(self, *_: object) -> None:
         self._shards.close()
 
-    def write(self, place: str, row: object, field: str | None, sample_format: SampleFormat) -> None:
+    def write(self, place: str, row: object, read: Callable[[object], list[Item]]) -> None:
         """Write the samples of one row, numbered on as keys. Raises ``SourceError`` at ``place``."""
         try:
-            for item in items_of(row, field, sample_format):
+            for item in read(row):
                 self._shards.write({"__key__": f"{self.samples:09d}"} | self._members(item))
                 self.samples += 1
         except SourceError as error:
@@ -146,10 +149,7 @@ class _Writer:
 def _plain_members(item: Item) -> dict[str, bytes]:
     if isinstance(item, str):
         return {"txt": _utf8(item)}
-    fields: dict[str, Any] = {"messages": item.messages}
-    if item.tools:
-        fields["tools"] = item.tools
-    return {"json": _utf8(json.dumps(fields, ensure_ascii=False))}
+    return {"json": _utf8(json.dumps(item.as_json(), ensure_ascii=False))}
 
 
 def _utf8(text: str) -> bytes:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -62,14 +62,14 @@ TEXT, MESSAGES, IDS = ("txt",), ("json",), ("npy", "tokens.npy")
 LOSS_MASK, LABELS = "loss_mask.npy", "labels.npy"
 
 
-def decode(sample: Sample, sample_format: SampleFormat) -> Content:
-    """Return what ``sample`` holds, read as ``sample_format``. Raises ``BadSample``."""
+def decode(sample: Sample, sample_format: SampleFormat, ignored: Collection[str] = ()) -> Content:
+    """Return what ``sample`` holds, read as ``sample_format``, without the fields ``ignored``. Raises ``BadSample``."""
     if sample_format is SampleFormat.AUTO:
-        return DECODERS[_format_of(sample)][1](sample)
+        return DECODERS[_format_of(sample)][1](sample, ignored)
     extensions, decoder = DECODERS[sample_format]
     if not any(extension in sample.members for extension in extensions):
         raise BadSample(f"{_has(sample)}; format '{sample_format}' reads {_dotted(extensions)}")
-    return decoder(sample)
+    return decoder(sample, ignored)
 
 
 def decode_columnar(samples: ColumnarSamples) -> TokenColumns | None:
@@ -106,21 +106,21 @@ def _fitting(extensions: tuple[str, ...]) -> tuple[SampleFormat, ...]:
     return tuple(name for name, (known, _) in DECODERS.items() if not set(known).isdisjoint(extensions))
 
 
-def _decode_text(sample: Sample) -> str:
+def _decode_text(sample: Sample, _ignored: Collection[str]) -> str:
     return _utf8(sample.members["txt"])
 
 
-def _decode_messages(sample: Sample) -> Conversation:
+def _decode_messages(sample: Sample, ignored: Collection[str]) -> Conversation:
     member = sample.members["json"]
     text = _utf8(member)
     try:
         value = read_json(text)
     except ValueError as error:
         raise BadSample(str(error), member) from error
-    return parse_conversation(value)
+    return parse_conversation(value, ignored)
 
 
-def _decode_tokens(sample: Sample) -> TokenArrays:
+def _decode_tokens(sample: Sample, _ignored: Collection[str]) -> TokenArrays:
     members = sample.members
     if "npy" in members and "tokens.npy" in members:
         raise BadSample("it has both .npy and .tokens.npy; keep one, the ids")
@@ -178,7 +178,7 @@ def _dotted(extensions: tuple[str, ...]) -> str:
     return " or ".join(f".{extension}" for extension in extensions)
 
 
-DECODERS: dict[SampleFormat, tuple[tuple[str, ...], Callable[[Sample], Content]]] = {
+DECODERS: dict[SampleFormat, tuple[tuple[str, ...], Callable[[Sample, Collection[str]], Content]]] = {
     SampleFormat.TEXT: (TEXT, _decode_text),
     SampleFormat.MESSAGES: (MESSAGES, _decode_messages),
     SampleFormat.TOKENS: (IDS, _decode_tokens),

@@ -7,7 +7,7 @@ randomness, no files. ``strftime_now`` gives the configured date.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
 from types import MappingProxyType
@@ -76,9 +76,14 @@ class ChatTemplate:
         )
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        untrained: Collection[int] = (),
     ) -> tuple[str, tuple[Span, ...]]:
         """Return the text of a conversation and the spans of it that the assistant generates, in order.
+
+        Without those of the messages ``untrained``, by their numbers.
 
         The spans are the template's ``{% generation %}`` blocks. A template without any is rendered for
         every prefix of the conversation, and an assistant's turn is what it adds after the generation
@@ -89,15 +94,22 @@ class ChatTemplate:
         """
         if not self._has_marks:
             text = self._run(messages, tools)
-            return text, tuple(self._derive_spans(text, messages, tools))
+            return text, tuple(self._derive_spans(text, messages, tools, untrained))
         if any(mark in json.dumps([messages, tools], ensure_ascii=False) for mark in (OPEN, CLOSE)):
             raise BadSample("its text holds U+FDD0 or U+FDD1, which Unicode reserves for internal use; remove them")
-        return _take_marks(self._run(messages, tools))
+        text, spans = _take_marks(self._run(messages, tools))
+        return text, _without(untrained, spans, messages) if untrained else spans
 
-    def _derive_spans(self, text: str, messages: Sequence[Message], tools: Sequence[Message] | None) -> list[Span]:
+    def _derive_spans(
+        self,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        untrained: Collection[int],
+    ) -> list[Span]:
         spans = []
         for index, message in enumerate(messages):
-            if message["role"] != Role.ASSISTANT:
+            if message["role"] != Role.ASSISTANT or index in untrained:
                 continue
             before = self._run(messages[:index], tools, add_generation_prompt=True)
             after = self._run(messages[: index + 1], tools)
@@ -215,6 +227,17 @@ def _to_json(
 ) -> str:
     """Plain JSON, as Hugging Face has it: jinja's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _without(untrained: Collection[int], spans: tuple[Span, ...], messages: Sequence[Message]) -> tuple[Span, ...]:
+    """Return ``spans`` without those of some assistant's messages."""
+    speaking = [number for number, message in enumerate(messages) if message["role"] == Role.ASSISTANT]
+    if len(spans) != len(speaking):
+        raise SourceError(
+            f"chat_template: it marks {len(spans)} places in {len(speaking)} turns of the assistant, so those that are "
+            "not to be trained on cannot be told apart; mark each turn once with {% generation %} … {% endgeneration %}"
+        )
+    return tuple(span for number, span in zip(speaking, spans, strict=True) if number not in untrained)
 
 
 def _take_marks(marked: str) -> tuple[str, tuple[Span, ...]]:

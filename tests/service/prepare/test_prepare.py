@@ -55,7 +55,12 @@ def turns(*contents: str) -> list[dict[str, str]]:
         ({"instruction": "a", "input": "x", "output": "b"}, {"messages": turns("a\n\nx", "b")}),
         ({"instruction": "a", "input": "", "output": "b"}, {"messages": turns("a", "b")}),
         ({"messages": turns("a", "b"), "source": "x"}, {"messages": turns("a", "b")}),
-        ({"traj": turns("a", "b"), "reward": 0.0}, {"messages": turns("a", "b")}),
+        ({"traj": turns("a", "b"), "task_id": 3}, {"messages": turns("a", "b")}),
+        ({"prompt": turns("a"), "completion": turns("x", "b")[1:]}, {"messages": turns("a", "b")}),
+        ({"prompt": turns("a"), "answer": "b"}, {"messages": turns("a", "b")}),
+        ({"prompt": "a", "response": "b", "history": [["x", "y"]]}, {"messages": turns("x", "y", "a", "b")}),
+        ({"question": "a", "response": "b", "system_prompt": "", "id": "x"}, {"messages": turns("a", "b")}),
+        ({"instruction": "a", "context": "x", "response": "b", "category": "qa"}, {"messages": turns("a\n\nx", "b")}),
     ],
 )
 def test_forms_are_told_by_their_fields(tmp_path: Path, row: object, expected: object) -> None:
@@ -81,6 +86,32 @@ def test_share_gpt_turns_become_messages_with_calls_and_tools(tmp_path: Path) ->
         "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
     }
     assert sample["tools"] == [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"text": "a", "summary": "b"}, "'summary'"),
+        ({"prompt": "a", "completion": "b", "rejected": "c"}, "'rejected'"),
+        ({"question": "a", "answer": "b", "context": "c"}, "'context'"),
+        ({"traj": turns("a", "b"), "reward": 0.0}, "'reward'"),
+        ({"conversations": [{"from": "gpt", "value": "a"}], "images": ["x.png"]}, "'images'"),
+        ({"conversations": [{"from": "gpt", "value": "a", "images": ["x.png"]}]}, "'images'"),
+        ({"messages": turns("a"), "label": True}, "'label'"),
+        ({"prompt": {"role": "prompter", "text": "a", "replies": [], "audio": "x"}}, "'audio'"),
+    ],
+)
+def test_a_field_that_no_form_reads_is_refused_by_name_unless_it_is_ignored(
+    tmp_path: Path, row: object, named: str
+) -> None:
+    with pytest.raises(SourceError, match=rf"in\.jsonl, line 1: .*{named}, which nothing reads.*--ignore-field"):
+        sample_of(tmp_path, row)
+    assert sample_of(tmp_path, row, ignore_fields=[named.strip("'")])
+
+
+def test_share_gpt_turns_say_whether_they_are_trained_on(tmp_path: Path) -> None:
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0}]
+    assert sample_of(tmp_path, {"conversations": said})["messages"][1]["weight"] == 0
 
 
 def test_every_path_of_a_message_tree_is_a_sample(tmp_path: Path) -> None:
@@ -203,7 +234,7 @@ def test_prepared_ids_load_as_the_text_and_messages_would(tmp_path: Path, tiny_t
 
 @pytest.mark.parametrize(
     ("name", "field", "samples"),
-    [
+    [  # tau-bench has the outcome of a trajectory beside it
         ("glaive_toolcall_en_demo.json", None, 300),
         ("dummy_conversation.json", None, 500),
         ("mt_bench_question.jsonl", "turns", 80),
@@ -214,7 +245,9 @@ def test_prepared_ids_load_as_the_text_and_messages_would(tmp_path: Path, tiny_t
 def test_real_conversations_prepare_and_load_without_fault(
     tmp_path: Path, tiny_tokenizer: Path, name: str, field: str | None, samples: int
 ) -> None:
-    summary = prepare([shared(f"data/chat/{name}")], tmp_path / "out", field=field)
+    summary = prepare(
+        [shared(f"data/chat/{name}")], tmp_path / "out", field=field, ignore_fields=["reward", "trial", "info"]
+    )
     spec = DecodingSpec(name="chat", tokenizer=TokenizerSpec(file=str(tiny_tokenizer)))
     blocks = load_all(BlockLoader({"chat": spec}), "chat", shard_at(summary.shards[0]))
     assert sum(block.count for block in blocks) == summary.samples == samples
