@@ -18,11 +18,12 @@ CONTRACT = {"seq_length": 4096, "global_batch_size": 4}
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GPT-2's tokenizer, from its published vocabulary."""
+    """GPT-2's tokenizer, from its published vocabulary, with ChatML's markers."""
     files = shared("data/tokenizers/gpt2")
     tokenizer = Tokenizer(models.BPE.from_file(str(files / "encoder.json"), str(files / "vocab.bpe")))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])  # as whoever trains it on chats does
     path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
@@ -86,7 +87,9 @@ def test_published_shards_without_text_are_refused_by_member(
 def test_published_chat_files_stream_after_prepare(
     tmp_path: Path, gpt2: Path, name: str, field: str | None, samples: int, phrase: str
 ) -> None:
-    summary = prepare([shared(f"data/chat/{name}")], tmp_path, name="chat", field=field, progress=False)
+    outcome = ["reward", "trial", "info"]  # of an agent's trajectory
+    source = shared(f"data/chat/{name}")
+    summary = prepare([source], tmp_path, name="chat", field=field, ignore_fields=outcome, progress=False)
     assert summary.samples == samples
     delivered = served(tmp_path, gpt2, shards="chat-*.tar")
     assert len({key for mb in delivered for key in mb.keys}) == samples

@@ -274,8 +274,7 @@ def _check_conversation(_data: bytes, read: Any) -> None:
     assert isinstance(read, Conversation)
     for message in read.messages:
         assert message["content"] is None or isinstance(message["content"], str)
-    again = _conversation(json.dumps({"messages": read.messages, "tools": read.tools}).encode())
-    assert again == read or "NaN" in json.dumps([read.messages, read.tools])
+    assert _conversation(json.dumps(read.as_json()).encode()) == read
 
 
 def _conversations() -> list[Any]:

@@ -208,7 +208,11 @@ def _message(value: object, where: str, ignored: Collection[str]) -> tuple[Messa
         message["reasoning_content"] = _content(reasoning, f"{where}, its reasoning,", optional=False)
     if calls:
         message["tool_calls"] = calls
-    return message | {name: fields[name] for name in ("name", "tool_call_id") if name in fields}, trained
+    named = {name: fields[name] for name in ("name", "tool_call_id") if name in fields}
+    for name, text in named.items():
+        if not isinstance(text, str):
+            raise BadSample(f"{where} has {name}={_shown(text)}; it must be text")
+    return message | named, trained
 
 
 def _content(value: object, where: str, *, optional: bool) -> str | None:

@@ -105,6 +105,7 @@ def test_tools_are_read_under_each_name_as_lists_and_as_text(name: str) -> None:
         ({"messages": [ASKED], "prompt": "other"}, "says something else"),
         ({"messages": [ASKED], "history": ["q"]}, "pairs of two texts"),
         ({"messages": [ASKED], "chosen": [ANSWERED], "rejected": [ANSWERED]}, "fields 'chosen', 'rejected'"),
+        ({"messages": [ASKED | {"name": 3}]}, "name=3; it must be text"),
         ({"messages": [ASKED | {"reasoning_content": "r"}]}, "only an assistant's"),
         ({"messages": [ANSWERED | {"tool_calls": [CALL], "function_call": CALL["function"]}]}, "mean the same"),
         ({"messages": [ANSWERED | {"tool_calls": [CALL | {"result": 3}]}]}, "'result'"),
