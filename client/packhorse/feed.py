@@ -205,16 +205,19 @@ class Feed(Iterator[MicroBatch]):
         further = {name: feed._saved() for name, feed in self._further.feeds.items()}
         return write_states(self._saved(step), {**self._further.kept, **further}.values())
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object], *, repeat_step: bool = False) -> None:
         """Go on where ``state`` was saved, from any server of the same data; on all ranks, before iterating.
 
         Inside a step only the same layout and batch sizes go on; a boundary resumes on others too. A further
-        stream goes on when it is opened; one that the state does not know begins at its start.
+        stream goes on when it is opened; one that the state does not know begins at its start. ``repeat_step``: a
+        state inside a step begins at the first micro-batch of that step, as where the batch sizes differ now.
 
         Raises ``ContractError`` that names what is wrong with the state, or that it comes too late.
         """
         own = self._connection.session.progress.identity.stream
         states = read_states(state, own)
+        if repeat_step:
+            states = {name: of_stream.at_boundary() for name, of_stream in states.items()}
         feeds = {own: self, **self._further.feeds}
         for feed in feeds.values():
             feed._connection.session.progress.require_fresh()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from packhorse import ContractError, Feed, MicroBatch, PackhorseError, ParallelLayout, ServerFailed
+from packhorse.protocol.checkpoint_state import seal_state
 from tests.harness import DEADLINE_S, reading, running_server, write_config
 
 CONTRACT = {"seq_length": 256, "global_batch_size": 4, "vocab_size": 1000}
@@ -150,7 +151,7 @@ def test_a_boundary_resumes_on_another_data_parallel_size(token_shards: Path, pa
         take(feed, 5 * STEP)
         boundary = feed.state_dict()
         rest = sorted(mb.tokens.tobytes() for mb in feed if not mb.filler)
-    inside = {**boundary, "position": [5, 1]}
+    inside = seal_state({**boundary, "position": [5, 1]})
 
     def run(endpoint: str, rank: int, state: dict[str, object]) -> list[MicroBatch]:
         with reading(endpoint, layout=layout, rank=rank) as feed:
@@ -181,21 +182,23 @@ def test_inside_a_window_another_window_is_refused_with_the_steps_where_windows_
 
 
 # As saved before step 5; only its form matters.
-GOOD: dict[str, object] = {
-    "version": 2,
-    "stream": "train",
-    "position": [5, 0],
-    "fingerprint": "00" * 16,
-    "snapshot": "c25hcHNob3Q=",
-    "further": [["validation", [0, 0], "", ""]],
-}
+GOOD: dict[str, object] = seal_state(
+    {
+        "version": 3,
+        "stream": "train",
+        "position": [5, 0],
+        "fingerprint": "00" * 16,
+        "snapshot": "c25hcHNob3Q=",
+        "further": [["validation", [0, 0], "", ""]],
+    }
+)
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"version": 1}, "version=1 is not known here, must be 2"),
-        ({"version": 3}, "version=3"),
+        ({"version": 2}, "version=2 is not known here, must be 3"),
+        ({"version": 4}, "version=4"),
         ({"stream": "validation"}, "'validation'.*'train'"),
         ({"position": [5]}, "position"),
         ({"position": [-1, 0]}, "position"),
@@ -203,7 +206,7 @@ GOOD: dict[str, object] = {
         ({"position": [0, 0]}, "snapshot of 8 bytes does not fit step 0"),
         ({"snapshot": ""}, "snapshot of 0 bytes does not fit step 5"),
         ({"snapshot": "not base64!"}, "base64"),
-        ({"snapshot": b"raw"}, "base64"),
+        ({"snapshot": 7}, "base64"),
         ({"fingerprint": "xyz"}, "fingerprint"),
         ({"fingerprint": "00"}, "fingerprint"),
         ({"extra": 1}, "unknown: extra"),
@@ -220,7 +223,42 @@ GOOD: dict[str, object] = {
 )
 def test_a_state_that_is_damaged_or_foreign_is_refused(changed: dict[str, object], named: str) -> None:
     with reading("tcp://127.0.0.1:9") as feed, pytest.raises(ContractError, match=named):
+        feed.load_state_dict(seal_state({**GOOD, **changed}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"position": [5, 1]},
+        {"position": [6, 0]},
+        {"position": [5.0, 0]},
+        {"position": [True, 0]},
+        {"fingerprint": "01" + "00" * 15},
+        {"snapshot": "c25hcHNob3U="},
+        {"snapshot": b"c25hcHNob3Q="},
+        {"further": []},
+        {"further": [["validation", [0, 1], "", ""]]},
+        {"digest": "00" * 16},
+        {"digest": None},
+    ],
+    ids=str,
+)
+def test_a_state_whose_parts_are_not_those_that_were_saved_together_is_refused(changed: dict[str, object]) -> None:
+    with reading("tcp://127.0.0.1:9") as feed, pytest.raises(ContractError, match=r"is damaged|holds what no state"):
         feed.load_state_dict({**GOOD, **changed})
+
+
+def test_a_state_inside_a_step_begins_that_step_again_where_it_is_asked_to(token_shards: Path) -> None:
+    with running_server(config_of(token_shards)) as server, reading(server.endpoint) as feed:
+        took = list(itertools.islice(feed, 5 * STEP + 2))
+        inside = feed.state_dict()
+        assert inside["position"] == [5, 2]
+    with running_server(config_of(token_shards)) as server, reading(server.endpoint) as feed:
+        feed.load_state_dict(inside, repeat_step=True)
+        again = list(itertools.islice(feed, 2))
+    assert [(mb.position, mb.tokens.tobytes()) for mb in again] == [
+        (mb.position, mb.tokens.tobytes()) for mb in took[-2:]
+    ]
 
 
 def test_an_empty_state_and_none_are_refused() -> None:

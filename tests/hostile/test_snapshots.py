@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from packhorse import ParallelLayout, ServerFailed
+from packhorse.protocol.checkpoint_state import seal_state
 from packhorse_service.mixing.order import SHARD_FORMAT, SOURCE_FORMAT
-from packhorse_service.snapshot.codec import HEAD, WINDOW
+from packhorse_service.snapshot.codec import DIGEST_BYTES, HEAD, WINDOW, seal_snapshot
 from tests.harness import reading, running_server, write_config
 from tests.hostile.conftest import MEMORY_MIB, PeakMemory
 from tests.service.corpus import mutated, random_lengths, write_source
@@ -49,7 +50,7 @@ def honest_state(endpoint: str) -> State:
 def source_at(snapshot: bytes) -> int:
     """Where the place of the only source begins; behind it are its open shards and the bits."""
     pieces: int = struct.unpack_from("<I", snapshot, PIECES)[0]
-    return len(snapshot) - -(-pieces // 8) - OPEN_SHARDS * SHARD_FORMAT.size - SOURCE_FORMAT.size
+    return len(snapshot) - DIGEST_BYTES - -(-pieces // 8) - OPEN_SHARDS * SHARD_FORMAT.size - SOURCE_FORMAT.size
 
 
 def put(snapshot: bytes, at: int, form: str, value: int) -> bytes:
@@ -81,7 +82,8 @@ CRAFTED: dict[str, Callable[[bytes], bytes]] = {
 
 def refused(endpoint: str, state: State, snapshot: bytes) -> str:
     """What a reader that brings this snapshot is told."""
-    crafted = {**state, "snapshot": base64.b64encode(snapshot).decode()}
+    # Whoever crafts a state can make its digests too.
+    crafted = seal_state({**state, "snapshot": base64.b64encode(seal_snapshot(snapshot[:-DIGEST_BYTES])).decode()})
     with reading(endpoint, layout=ALONE, rank=0) as feed:
         feed.load_state_dict(crafted)
         try:

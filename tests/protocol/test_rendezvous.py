@@ -272,7 +272,7 @@ def test_readers_without_a_snapshot_are_refused_and_the_server_serves_the_next()
         cluster.deliver_up(reader.connection)
     for reader in readers:
         cluster.pass_on(reader)
-        assert "no reader holds a snapshot at or below (2, 0)" in error_of(reader)
+        assert "PLACE: snapshots of" in error_of(reader)
     assert server.session.failure is None
     for at in cluster.shape.readers:
         cluster.replace(at)

@@ -3,8 +3,10 @@
 A plain dictionary of strings, integers and lists of them, so that ``json`` and ``torch.load(weights_only=True)``
 read it back. The same on every rank at a step boundary: one copy in a checkpoint serves all of them.
 
-    {"version": 2, "stream": "train", "position": [step, index], "fingerprint": hex, "snapshot": base64,
-     "further": [["validation", [step, index], hex, base64], …]}
+    {"version": 3, "stream": "train", "position": [step, index], "fingerprint": hex, "snapshot": base64,
+     "further": [["validation", [step, index], hex, base64], …], "digest": hex}
+
+The digest is of all the rest: a state that was damaged, or put together of two, is refused and never trained on.
 
 It has the same keys whatever streams it holds, and lists where it could have dictionaries: a distributed
 checkpoint loads the keys that the state to be replaced has, and no others.
@@ -14,18 +16,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from packhorse.contract.position import ORIGIN, Position
 from packhorse.errors import ContractError
-from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
+from packhorse.wire.limits import DIGEST_BYTES, SNAPSHOT_LIMIT_BYTES
 
-__all__ = ["FeedState", "read_states", "write_states"]
+__all__ = ["FeedState", "read_states", "seal_state", "write_states"]
 
-VERSION = 2
+VERSION = 3
 PLACE = ("stream", "position", "fingerprint", "snapshot")
-FIELDS = ("version", *PLACE, "further")
+CONTENT = ("version", *PLACE, "further")
+FIELDS = (*CONTENT, "digest")
 FINGERPRINT_BYTES = 16
 
 
@@ -42,6 +47,10 @@ class FeedState:
         """Return the parts of the state in the order of ``PLACE``."""
         snapshot = base64.b64encode(self.snapshot).decode("ascii")
         return [self.stream, list(self.position), self.fingerprint.hex(), snapshot]
+
+    def at_boundary(self) -> FeedState:
+        """Return the state before the first micro-batch of its step, for which its snapshot serves too."""
+        return replace(self, position=Position(self.position.step, 0))
 
     @classmethod
     def from_entries(cls, stream: object, position: object, fingerprint: object, snapshot: object) -> FeedState:
@@ -69,11 +78,17 @@ def write_states(own: FeedState, further: Iterable[FeedState]) -> dict[str, obje
     """
     begun = (state for state in further if state.position != ORIGIN)
     others = sorted(begun, key=lambda state: state.stream)
-    return {
+    content: dict[str, object] = {
         "version": VERSION,
         **dict(zip(PLACE, own.entries(), strict=True)),
         "further": [state.entries() for state in others],
     }
+    return seal_state(content)
+
+
+def seal_state(content: Mapping[str, object]) -> dict[str, object]:
+    """Return the content of a state with its digest, in place of any that it has."""
+    return {**content, "digest": _digest(content)}
 
 
 def read_states(state: Mapping[str, object], stream: str) -> dict[str, FeedState]:
@@ -87,6 +102,11 @@ def read_states(state: Mapping[str, object], stream: str) -> dict[str, FeedState
     _require(version == VERSION, f"version={version!r} is not known here, must be {VERSION}")
     differing = ", ".join(sorted(map(str, state.keys() ^ set(FIELDS))))
     _require(not differing, f"must hold exactly {', '.join(FIELDS)}; missing or unknown: {differing}")
+    _require(
+        state["digest"] == _digest(state),
+        "is damaged: its digest is not that of its content. It is loaded as state_dict returned it, or not at all; "
+        "load another checkpoint",
+    )
     theirs = state["stream"]
     _require(theirs == stream, f"is of stream {theirs!r}, this Feed reads {stream!r}")
     own = FeedState.from_entries(*(state[name] for name in PLACE))
@@ -94,6 +114,15 @@ def read_states(state: Mapping[str, object], stream: str) -> dict[str, FeedState
     states = {of_stream.stream: of_stream for of_stream in read}
     _require(len(states) == len(read), f"names a stream twice: {', '.join(sorted(s.stream for s in read))}")
     return states
+
+
+def _digest(state: Mapping[str, object]) -> str:
+    """Return the digest of all but itself, in hexadecimal."""
+    try:
+        content = json.dumps([state[name] for name in CONTENT], separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"the state holds what no state has: {error}") from error
+    return blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _further(value: object) -> list[FeedState]:

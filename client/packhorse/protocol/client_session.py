@@ -247,7 +247,7 @@ def _inside_a_step(start: Position) -> ContractError:
     return ContractError(
         f"the state stands inside a step, at {tuple(start)}, and the server packs or deals that step "
         "otherwise: serve the layout, batch sizes and settings it was saved under, or resume at a boundary. The "
-        f"nearest are {(step, 0)}, for which its snapshot serves too (set its position), and {(step + 1, 0)}"
+        f"nearest are {(step, 0)}, which load_state_dict(state, repeat_step=True) begins at, and {(step + 1, 0)}"
     )
 
 

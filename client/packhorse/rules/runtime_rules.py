@@ -8,6 +8,7 @@ from packhorse.rules.stack_versions import StackVersions
 __all__ = [
     "KEY_RANK",
     "KNOWN_FACTS",
+    "PLACE",
     "PROTOCOL",
     "RANKS_AGREE",
     "REPLAY_DIVERGED",
@@ -73,6 +74,21 @@ RANKS_AGREE = RuntimeRule(
     ),
 )
 
+PLACE = RuntimeRule(
+    id="PLACE",
+    checked="Checked by the server when a reader says HELLO, and of the snapshot when the stream is brought there.",
+    documentation=Documentation.parse(
+        """
+        The place at which a reader stands is one that the stream has, and the reader holds the snapshot for it.
+
+        An index is below the number of micro-batches of a step, and the snapshot is of the step that the state names.
+        Anything else is a damaged state, or one of other batch sizes, and would begin somewhere else.
+
+        Source: docs/checkpoints.md, Going on from a checkpoint.
+        """
+    ),
+)
+
 KNOWN_FACTS = RuntimeRule(
     id="KNOWN_FACTS",
     severity=Severity.WARN,
@@ -124,6 +140,7 @@ RUNTIME_RULES: tuple[RuntimeRule, ...] = (
     STREAM,
     KEY_RANK,
     RANKS_AGREE,
+    PLACE,
     KNOWN_FACTS,
     THD_ROWS,
     REPLAY_DIVERGED,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
+from packhorse.errors import ContractError
 from packhorse.rows.row import SampleKey
 from packhorse_service.framing import FramedStep, frame_step
 from packhorse_service.loading.engine import BlockStore, Engine
@@ -134,8 +135,10 @@ class Pipeline:
         self._steps = BalanceWindow(self._packs, self.plan.window, step)
         self.step = step
 
-    def restore(self, snapshot: bytes | None) -> tuple[str, ...]:
+    def restore(self, snapshot: bytes | None, step: int | None = None) -> tuple[str, ...]:
         """Go to where the snapshot was taken, or to the beginning; return what should be said of the rest.
+
+        ``step``: the one that whoever holds the snapshot says it is before.
 
         Raises ``ProtocolError`` or ``ContractError`` where it is not a snapshot of this stream.
         """
@@ -145,6 +148,11 @@ class Pipeline:
         plan, contract = self.plan, self.plan.contract
         first = OrderCursor.at_start((source.order for source in plan.sources), plan.mixing)
         read = decode_snapshot(snapshot, plan.fingerprint, first, plan.allow_changes)
+        if step is not None and step != read.stands_before:
+            raise ContractError(
+                f"snapshot: it is of the stream before step {read.stands_before}, and is named as that before {step}: "
+                "the two are not of one state; load the checkpoint as it was saved"
+            )
         taken = adapt_snapshot(read, self._packs.unit)
         self._steps = BalanceWindow(self._packs, plan.window, taken.step, taken.window)
         self.step = taken.step + taken.window.offset

@@ -51,7 +51,7 @@ class AttemptStarter:
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
         self.buffer.restore(step)
         self._buffered_for = self.attempt.name
-        return [Restore(self.buffer.generation, snapshot)]
+        return [Restore(self.buffer.generation, snapshot, step)]
 
     def _request_snapshot(self, quorum: Quorum, now: float) -> list[Effect]:
         try:

@@ -36,6 +36,10 @@ class Sender:
         spec = self.attempt.spec
         self.num_microbatches = spec.contract.num_microbatches(spec.layout)
 
+    def can_stand_at(self, position: Position) -> bool:
+        """Return whether a micro-batch or an END can be at this index of its step."""
+        return position.index < (1 if position.step in self.buffer.ends else self.num_microbatches)
+
     def send_to(self, readers: Iterable[Reader], now: float) -> list[Effect]:
         """Send what the windows of these readers have room for.
 
@@ -70,7 +74,10 @@ class Sender:
                     return
                 yield end
                 continue
-            for view in step.views_of(reader.view)[reader.sent.index :]:
+            left = step.views_of(reader.view)[reader.sent.index :]
+            if not left:
+                return  # nobody stands there: HELLO and ACK are refused such a place
+            for view in left:
                 reader.sent = after = reader.sent.after(self.num_microbatches)
                 batch = Batch(stream=stream, attempt=attempt, low_watermark=lowest, body=view.body)
                 yield Send(reader.peer, batch, (view.payload,) if after.index else (view.payload, step.snapshot))
@@ -107,7 +114,7 @@ class Delivery:
         if reader is None:
             return self.ask_for_hello(peer)
         before = reader.acked
-        if not before <= message.position <= reader.sent:
+        if not before <= message.position <= reader.sent or not self.sender.can_stand_at(message.position):
             text = f"{tuple(message.position)} was not sent; say HELLO"
             return [self.attempt.error(peer, ErrorCode.POSITION, text)]
         watermark_moved = self.attempt.readers.acknowledge(reader, message.position)

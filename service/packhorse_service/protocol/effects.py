@@ -44,6 +44,7 @@ class Restore:
 
     generation: int
     snapshot: bytes | None
+    step: int  # before which the snapshot shall be
 
 
 Effect = Send | Make | Restore

@@ -73,8 +73,8 @@ class HelloHandler:
     def _return(self, peer: bytes, hello: Hello, now: float) -> list[Effect]:
         """Serve a reader of this attempt on its new connection, from its position on."""
         reader = self.attempt.readers.by_coordinates[hello.reader]
-        if hello.position < reader.acked:
-            text = f"{hello.reader} stands at {tuple(hello.position)}, before what it has acknowledged"
+        if hello.position < reader.acked or not self.delivery.sender.can_stand_at(hello.position):
+            text = f"{hello.reader} stands at {tuple(hello.position)}, before what it has acknowledged, or nowhere"
             return [self.attempt.error(peer, ErrorCode.POSITION, text, fatal=True)]
         again = self.delivery.buffer.count_between(hello.position, reader.sent, self.delivery.sender.num_microbatches)
         self.counters.add_reconnect(again)

@@ -13,7 +13,7 @@ from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.position import Position
 from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation, compare, errors, warnings
-from packhorse.rules.runtime_rules import KNOWN_FACTS, PROTOCOL, RANKS_AGREE
+from packhorse.rules.runtime_rules import KNOWN_FACTS, PLACE, PROTOCOL, RANKS_AGREE
 from packhorse.wire.hello import PROTOCOL_VERSION, ForeignHello
 from packhorse.wire.messages import DEFAULT_KEEP_ALIVE_S, Hello, Welcome
 from packhorse_service.text.formatting import names
@@ -47,7 +47,7 @@ class StreamSpec:
         if hello.reader not in self.readers:
             want, remedy = f"a reader of {self.layout}", "check rank and layout"
             found.append(RANKS_AGREE.violation("reader", want=want, got=str(hello.reader), remedy=remedy))
-        return found
+        return [*found, *_impossible_places(hello, self.contract.num_microbatches(self.layout))]
 
     def welcome(self, attempt: bytes, at: Position, warnings: tuple[Violation, ...]) -> Welcome:
         """Return what tells a reader that stands at ``at`` that the attempt has formed, and that this is its stream."""
@@ -60,6 +60,26 @@ class StreamSpec:
             keep_alive_s=self.keep_alive_s,
             warnings=warnings,
         )
+
+
+def _impossible_places(hello: Hello, num_microbatches: int) -> Iterator[Violation]:
+    """Yield why no reader of steps of ``num_microbatches`` stands where this one says, if none does: ``PLACE``."""
+    for name, at in {"start": hello.start, "position": hello.position}.items():
+        if at.index >= num_microbatches:
+            remedy = (
+                "serve the layout and batch sizes that the state was saved under, or begin its step again: "
+                "load_state_dict(state, repeat_step=True)"
+            )
+            want = f"an index below the {num_microbatches} micro-batches of a step"
+            yield PLACE.violation(name, want=want, got=str(tuple(at)), remedy=remedy)
+    held = {ref.step for ref in hello.snapshots}
+    step = hello.position.step
+    # The snapshot behind a step comes with its last micro-batch; behind the last step of all there is none.
+    needed = range(max(step - 1, 0), step + 1) if hello.has_handed_out else (step,)
+    if 0 not in needed and not held.intersection(needed):
+        want = f"with the snapshot before step {step}"
+        got = f"position {tuple(hello.position)}, with snapshots before steps {names(map(str, sorted(held))) or 'none'}"
+        yield PLACE.violation("snapshots", want=want, got=got, remedy="load the checkpoint as it was saved")
 
 
 def _not_checked(hello: Hello) -> Iterator[Violation]:

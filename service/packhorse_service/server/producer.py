@@ -91,9 +91,9 @@ class Producer(threading.Thread):
                 step = pipeline.next_step()
                 ends_pass = step is None and self.plan.passes
                 return Made(generation, step, pipeline.begin_pass() if ends_pass else b"")
-            case Restore(generation, snapshot):
+            case Restore(generation, snapshot, step):
                 try:
-                    for notice in pipeline.restore(snapshot):
+                    for notice in pipeline.restore(snapshot, step):
                         log.warning("resuming: %s", notice)
                 except (ContractError, ProtocolError) as error:
                     return NotRestored(generation, str(error))

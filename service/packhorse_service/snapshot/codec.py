@@ -4,10 +4,11 @@
     | seq_length u32 | segment_multiple u32 | checksum of the blocks drawn from u32
     | inside a window: steps to pass over u16, its steps u16, packing.window u16, packs a step u32
     | digest of the packing settings 8 bytes | each cut length: draws u32, slots u32 | fingerprint: 8 bytes a part
-    | each source's place (``mixing``) | one bit a piece: packed
+    | each source's place (``mixing``) | one bit a piece: packed | digest of all that 8 bytes
 
 It refers to data and holds none. A snapshot that comes back from a reader is input from a stranger: every
-length is checked against what this stream allows before anything is allocated.
+length is checked against what this stream allows before anything is allocated. One that was damaged where it lay is
+refused by its digest: a bit of it is a sample.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +36,15 @@ __all__ = [
     "StreamSnapshot",
     "decode_snapshot",
     "encode_snapshot",
+    "seal_snapshot",
     "snapshot_bound",
 ]
 
 MAGIC = b"PHSNAP"
-VERSION = 3
+VERSION = 4
 STEP_LIMIT = 1 << 62  # as on the wire
 FINGERPRINT_BYTES = 64
+DIGEST_BYTES = 8
 HEAD = struct.Struct("<6sHQBBHIQIII")
 WINDOW = struct.Struct("<HHHI8s")
 CUT_LENGTH = struct.Struct("<II")
@@ -64,10 +68,15 @@ class StreamSnapshot(NamedTuple):
     window: WindowPosition
     changed: Collection[str] = ()  # parts of the fingerprint that are not those of our stream, and were asked for
 
+    @property
+    def stands_before(self) -> int:
+        """Step that is the next to deliver."""
+        return self.step + self.window.offset
+
 
 def snapshot_bound(sources: int, open_shards: int) -> int:
     """Bytes that a snapshot may need: of the order, and of the bits of all that can be drawn ahead."""
-    head = HEAD.size + WINDOW.size + FINGERPRINT_BYTES + CUT_LENGTHS_LIMIT * CUT_LENGTH.size
+    head = HEAD.size + WINDOW.size + FINGERPRINT_BYTES + CUT_LENGTHS_LIMIT * CUT_LENGTH.size + DIGEST_BYTES
     return head + sources * SOURCE_FORMAT.size + open_shards * SHARD_FORMAT.size + PIECES_LIMIT // 8
 
 
@@ -87,15 +96,21 @@ def encode_snapshot(snapshot: StreamSnapshot, fingerprint: StreamFingerprint) ->
         checksum,
     )
     cuts = b"".join(CUT_LENGTH.pack(draws, 0 if slots == UNLIMITED else slots) for draws, slots in cut_lengths)
-    data = b"".join(
+    content = b"".join(
         (head, WINDOW.pack(*window), cuts, fingerprint.encoded_parts(), order.encode(), bits(packed).tobytes())
     )
+    data = seal_snapshot(content)
     if len(data) > SNAPSHOT_LIMIT_BYTES:
         raise ContractError(
             f"snapshot: {len(packed)} pieces were drawn since its order, which needs {len(data)} bytes of "
             f"at most {SNAPSHOT_LIMIT_BYTES}: a sample is cut into very many; raise seq_length, or split it"
         )
     return data
+
+
+def seal_snapshot(content: bytes) -> bytes:
+    """Return the content of a snapshot with its digest behind it."""
+    return content + _digest(content)
 
 
 def decode_snapshot(
@@ -105,7 +120,7 @@ def decode_snapshot(
 
     Raises ``ProtocolError`` for bytes that are no snapshot, ``ContractError`` for one of other data.
     """
-    least = HEAD.size + WINDOW.size
+    least = HEAD.size + WINDOW.size + DIGEST_BYTES
     if not least <= len(data) <= SNAPSHOT_LIMIT_BYTES:
         raise ProtocolError(f"snapshot: {len(data)} bytes, must be {least} … {SNAPSHOT_LIMIT_BYTES}")
     magic, version, step, consumed_unit, cut_lengths, sources, pieces, consumed, *shape, checksum = HEAD.unpack_from(
@@ -113,10 +128,13 @@ def decode_snapshot(
     )
     if magic != MAGIC or version != VERSION or step >= STEP_LIMIT or consumed_unit not in set(ConsumedUnit):
         raise ProtocolError(f"snapshot: not one of version {VERSION}, or of an impossible step")
+    content, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    if digest != _digest(content):
+        raise ProtocolError("snapshot: its digest is not that of its content: it is damaged; load another checkpoint")
     window = WindowPosition(*WINDOW.unpack_from(data, HEAD.size))
     if not window.possible:
         raise ProtocolError(f"snapshot: {window.offset} steps into a window of {window.steps} of {window.window} steps")
-    cuts, rest = _cut_lengths(memoryview(data)[least:], cut_lengths)
+    cuts, rest = _cut_lengths(memoryview(content)[HEAD.size + WINDOW.size :], cut_lengths)
     parts, rest = rest[: len(fingerprint.encoded_parts())], rest[len(fingerprint.encoded_parts()) :]
     changed = fingerprint.changed(bytes(parts), allowed)
     if RESETS_SOURCES.intersection(changed):
@@ -133,6 +151,10 @@ def decode_snapshot(
     packed = from_bits(np.frombuffer(rest, np.uint8), pieces)
     here = StreamCursor(OrderCursor(cursors, first.mixing), cuts, packed, checksum)
     return StreamSnapshot(step, here, ConsumedUnit(consumed_unit), consumed, PackShape(*shape), window, changed)
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _cut_lengths(data: memoryview, count: int) -> tuple[list[CutLength], memoryview]:

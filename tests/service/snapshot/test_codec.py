@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from packhorse_service.packing.fifo_exact_tail import FifoExactTailPacker
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.window_position import WindowPosition
 from packhorse_service.snapshot.codec import (
+    DIGEST_BYTES,
     PackShape,
     StreamSnapshot,
     decode_snapshot,
     encode_snapshot,
+    seal_snapshot,
 )
 from packhorse_service.snapshot.fingerprint import StreamFingerprint
 from tests.service.corpus import MemoryCorpus, mutated
@@ -142,8 +145,8 @@ def test_the_bytes_of_a_snapshot_never_change() -> None:
     of[0] = SourceOrderPlan(name="docs", shards=4, weight=1, epochs=None, open_shards=1, shuffle=False, seed=0)
     cut_lengths = [CutLength(5, 64), CutLength(2, UNLIMITED)]
     cursor = StreamCursor(first_order(of), cut_lengths, np.array([0, 1, 1, 0, 0, 0, 0, 0, 1], np.uint8), 99)
-    assert encoded(cursor, consumed_unit=ConsumedUnit.SLOTS, consumed=6) == (
-        b"PHSNAP\x03\x00"
+    content = (
+        b"PHSNAP\x04\x00"
         + struct.pack("<QBBHIQ", 3, 1, 2, 1, 9, 6)
         + struct.pack("<III", 64, 2, 99)
         + struct.pack("<HHHI8s", 0, 0, 1, 8, b"settings")
@@ -153,6 +156,8 @@ def test_the_bytes_of_a_snapshot_never_change() -> None:
         + struct.pack("<IQQII", 0, 0, 0, 0, 0)
         + bytes([0b00000110, 0b1])
     )
+    digest = blake2b(content, digest_size=8).digest()
+    assert encoded(cursor, consumed_unit=ConsumedUnit.SLOTS, consumed=6) == content + digest
 
 
 # Size ------------------------------------------------------------------------------------------------
@@ -245,8 +250,11 @@ def test_a_snapshot_cut_short_or_drawn_out_is_refused() -> None:
     for length in range(len(data)):
         with pytest.raises((ProtocolError, ContractError)):
             decode_snapshot(data[:length], FINGERPRINT, first_order(of))
-    with pytest.raises(ProtocolError):
-        decode_snapshot(data + b"\0", FINGERPRINT, first_order(of))
+        with pytest.raises((ProtocolError, ContractError)):
+            decode_snapshot(seal_snapshot(data[: max(length - DIGEST_BYTES, 0)]), FINGERPRINT, first_order(of))
+    for longer in (data + b"\0", seal_snapshot(data[:-DIGEST_BYTES] + b"\0")):
+        with pytest.raises(ProtocolError):
+            decode_snapshot(longer, FINGERPRINT, first_order(of))
 
 
 def test_a_snapshot_that_promises_more_pieces_than_it_has_bits_for_is_refused() -> None:
@@ -254,7 +262,7 @@ def test_a_snapshot_that_promises_more_pieces_than_it_has_bits_for_is_refused() 
     data = bytearray(encoded(place_with([0, 1] * 30, of)))
     data[20:24] = b"\xff\xff\xff\xff"
     with pytest.raises(ProtocolError, match="4294967295 pieces"):
-        decode_snapshot(bytes(data), FINGERPRINT, first_order(of))
+        decode_snapshot(seal_snapshot(bytes(data)[:-DIGEST_BYTES]), FINGERPRINT, first_order(of))
 
 
 def test_a_step_that_no_position_can_hold_is_refused() -> None:
@@ -263,7 +271,7 @@ def test_a_step_that_no_position_can_hold_is_refused() -> None:
     data = bytearray(encoded(place_with([0], of)))
     data[8:16] = b"\xff" * 8
     with pytest.raises(ProtocolError):
-        decode_snapshot(bytes(data), FINGERPRINT, first_order(of))
+        decode_snapshot(seal_snapshot(bytes(data)[:-DIGEST_BYTES]), FINGERPRINT, first_order(of))
 
 
 @pytest.mark.parametrize(
@@ -282,13 +290,26 @@ def test_impossible_cut_lengths_are_refused(cut_lengths: list[CutLength], said: 
         decode_snapshot(encoded(cursor), FINGERPRINT, first_order(of))
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["beginning", "inside a window"])
+def test_a_snapshot_with_any_bit_flipped_is_refused(inside: bool) -> None:
+    of = plans(3)
+    window = WindowPosition(2, 5, 8, 4, b"settings") if inside else WINDOW
+    honest, first = encoded(place_with([0, 1, 1] * 20, of), window=window), first_order(of)
+    assert decode_snapshot(honest, FINGERPRINT, first).stands_before == 3 + 2 * inside
+    for bit in range(8 * len(honest)):
+        broken = bytearray(honest)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ProtocolError):
+            decode_snapshot(bytes(broken), FINGERPRINT, first)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_snapshots_raise_no_other_error(seed: int) -> None:
     of, mutate = plans(3), random.Random(seed)
     honest = encoded(place_with([0, 1, 1] * 20, of))
     first, read = first_order(of), 0
     for _ in range(6_000):
-        data = mutated(honest, mutate)
+        data = seal_snapshot(mutated(honest[:-DIGEST_BYTES], mutate))
         try:
             snapshot = decode_snapshot(data, FINGERPRINT, first)
         except (ProtocolError, ContractError):
