@@ -67,7 +67,7 @@ SOCKETS = {
     "packhorse_service/processes.py": "asks the kernel for a free port for the demo's processes",
 }
 CLOCKS = {
-    "packhorse/feed.py": "when the loop asks, and has its answer",
+    "packhorse/feeding/hand_over.py": "when the loop asks, and has its answer",
     "packhorse/feeding/loop_waits.py": "deadlines of the loop",
     "packhorse/transport/connection.py": "how long ago the loop asked, and how long a reader that has ended stays",
     "packhorse/transport/socket_worker.py": "keep-alives",
@@ -85,6 +85,7 @@ CLOCKS = {
 }
 THREADS = {
     "packhorse/feed.py": "wakes the loop that waits for its connection",
+    "packhorse/feeding/hand_over.py": "starts none; what is owed is owed to a thread",
     "packhorse/transport/connection.py": "has the lock that the client's thread shares with the loop",
     "packhorse/transport/socket_worker.py": "works the socket under that lock",
     "packhorse_service/server/producer.py": "runs a stream's pipeline beside the server's loop",

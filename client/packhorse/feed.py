@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,8 +23,9 @@ from packhorse.contract.position import Position
 from packhorse.declare.rank_info import detect_rank
 from packhorse.errors import ConfigError, PackhorseError
 from packhorse.feeding.array_converter import Arrays, array_converter
-from packhorse.feeding.chunks import Chunk, Chunks
+from packhorse.feeding.chunks import Chunks
 from packhorse.feeding.further_streams import FurtherStreams
+from packhorse.feeding.hand_over import HandOver
 from packhorse.feeding.loop_waits import LoopWaits
 from packhorse.feeding.stats import FeedStats
 from packhorse.protocol.checkpoint_state import FeedState, read_states, write_states
@@ -98,45 +99,42 @@ class Feed(Iterator[MicroBatch]):
             "key_file": key_file,
         }
         self._further: FurtherStreams[Feed] = FurtherStreams()
-        self._pid = os.getpid()
         session = ClientSession(ReaderProgress(identity))
         self._connection = Connection(endpoint, session, array_converter(arrays), key=find_client_key(key_file))
         self._thread = threading.Thread(target=self._connection.run, name=f"packhorse-feed-{place.rank}", daemon=True)
         # Also at interpreter exit: a finished reader then says BYE even when nobody called close().
         self._finalizer = weakref.finalize(self, _shut, self._connection, self._thread)
-        self._taken = 0
         self._waits = LoopWaits(self._connection, self.rank, start_timeout, stall_timeout)
+        self._hand_over = HandOver(self._connection, self._waits, self._finalizer)
         self._thread.start()
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Iterate from where the loop stands to the end: of the stream, or of one pass over an evaluation stream."""
-        return iter(self._peek_or_take, None)
+        return iter(self._hand_over)
 
-    def __next__(self) -> MicroBatch:
-        """Return the next micro-batch; behind the end of a pass, the first of the next one."""
-        micro_batch = self._peek_or_take()
-        if micro_batch is None:
-            raise StopIteration
-        return micro_batch
+    # Nothing of Python stands between what is taken and the loop, where an interrupt could lose it (``hand_over``).
+    __next__ = property(
+        attrgetter("_hand_over.next"),
+        doc="Return the next micro-batch; behind the end of a pass, the first of the next one.",
+    )
 
     def steps(self) -> Iterator[tuple[MicroBatch, ...]]:
-        """Iterate whole steps: the ``num_microbatches`` micro-batches of this rank, in order."""
-        step: list[MicroBatch] = []
-        for micro_batch in self:
-            step.append(micro_batch)
-            if micro_batch.index == micro_batch.num_microbatches - 1:
-                yield tuple(step)
-                step = []
+        """Iterate whole steps: the ``num_microbatches`` micro-batches of this rank, in order.
 
-    def chunks(self, count: int) -> tuple[Chunk, ...]:
+        A step counts as taken once all of it is there and was handed out. Where the loop stands inside a step, by a
+        state or because it took some one by one, the rest of that step comes first, as a shorter one.
+        """
+        return self._hand_over.steps()
+
+    def chunks(self, count: int) -> tuple[Iterator[MicroBatch], ...]:
         """Return iterators for the ``count`` model chunks of a virtual pipeline, over this one session.
 
         Each yields every micro-batch at its own pace; one is taken when the slowest has taken it. The
         window must reach from the fastest to the slowest: a group of micro-batches and one more. They end
         where the feed's own iteration does.
         """
-        chunks = Chunks(count, self._peek_or_take)
-        return tuple(Chunk(chunks, number) for number in range(count))
+        chunks = Chunks(count, self._hand_over)
+        return tuple(map(chunks.iterate, range(count)))
 
     def verify_peers(self, group: Any = None) -> None:
         """Check over a ``torch.distributed`` group that its ranks took the same micro-batch last; collective.
@@ -150,7 +148,7 @@ class Feed(Iterator[MicroBatch]):
     @property
     def position(self) -> Position:
         """Position (step, index) of the next micro-batch; one step further once the end was taken."""
-        return self._connection.session.position
+        return self._hand_over.position
 
     def stream(self, name: str, *, contract: BatchContract | None = None, layout: ParallelLayout | None = None) -> Feed:
         """Return a further stream of the same server, for evaluations: iterating it gives one pass over all its data.
@@ -230,8 +228,7 @@ class Feed(Iterator[MicroBatch]):
     restore_state = load_state_dict
 
     def _saved(self, step: int | None = None) -> FeedState:
-        with self._connection.lock:
-            return self._connection.session.saved(step)
+        return self._hand_over.saved(step)
 
     def _resume(self, saved: FeedState) -> None:
         with self._connection.lock:
@@ -241,7 +238,7 @@ class Feed(Iterator[MicroBatch]):
 
     def stats(self) -> FeedStats:
         """Return what this rank has taken and waited for so far; times are seconds."""
-        return self._waits.stats(self._taken)
+        return self._waits.stats(self._hand_over.taken)
 
     @property
     def warnings(self) -> tuple[Violation, ...]:
@@ -268,31 +265,6 @@ class Feed(Iterator[MicroBatch]):
             feed._leave(in_order=in_order)
         self._connection.leaving = in_order
         self._finalizer()
-
-    def _peek_or_take(self, ahead: int = 0, take: bool = True) -> MicroBatch | None:
-        """Return the micro-batch ``ahead`` of the next, taken if that is the next; ``None`` behind the end.
-
-        Blocks until it is there, the stream has ended, or a deadline has passed.
-        """
-        if os.getpid() != self._pid:
-            raise PackhorseError("a Feed cannot be used in a forked process; create it where it is iterated")
-        if not self._finalizer.alive:
-            raise PackhorseError("this Feed is closed; create another to go on")
-        connection = self._connection
-        began = connection.activity.begin_wait(time.monotonic())
-        try:
-            while True:
-                with connection.lock:
-                    if settled := connection.queue.has_answer(ahead):
-                        micro_batch = connection.peek_or_take(ahead, take)
-                if settled:
-                    break
-                self._waits.wait(began, ahead)
-            self._taken += take and micro_batch is not None
-            connection.flush()
-            return micro_batch
-        finally:
-            connection.activity.end_wait(time.monotonic())
 
 
 def _shut(connection: Connection, thread: threading.Thread) -> None:

@@ -7,44 +7,46 @@ as taken, and is acknowledged, when the slowest chunk has taken it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 from packhorse.codec.microbatch import MicroBatch
+from packhorse.feeding.hand_over import HandOver, Owed, given
 
-__all__ = ["Chunk", "Chunks"]
+__all__ = ["Chunks"]
 
-# (how many micro-batches behind the next one, whether it is taken) -> the micro-batch, None behind the end
-Look = Callable[[int, bool], MicroBatch | None]
+
+class Pace(NamedTuple):
+    """Micro-batches that a chunk was given, and the deque out of which it is given the next: empty once it was."""
+
+    given: int = 0
+    owed: Owed | None = None
 
 
 class Chunks:
     """Paces of a rank's chunks."""
 
-    def __init__(self, count: int, look: Look) -> None:
-        self._look = look
-        self._taken = [0] * count
+    def __init__(self, count: int, hand_over: HandOver) -> None:
+        self._hand_over = hand_over
+        self._paces = [Pace()] * count
 
-    def next(self, chunk: int) -> MicroBatch | None:
-        """Return the chunk's next micro-batch; it is taken from the feed if no other chunk waits for it."""
-        slowest = min(self._taken)
-        ahead = self._taken[chunk] - slowest
-        last = ahead == 0 and self._taken.count(slowest) == 1
-        micro_batch = self._look(ahead, last)
-        self._taken[chunk] += 1
-        return micro_batch
+    def iterate(self, chunk: int) -> Iterator[MicroBatch]:
+        """Return the iterator of one chunk, which ends where the feed's own iteration does."""
+        return iter(given(partial(self._prepare, chunk)), None)
 
-
-class Chunk(Iterator[MicroBatch]):
-    """The iterator of one model chunk."""
-
-    def __init__(self, chunks: Chunks, number: int) -> None:
-        self._chunks = chunks
-        self._number = number
-        self._ended = False
-
-    def __next__(self) -> MicroBatch:
-        micro_batch = None if self._ended else self._chunks.next(self._number)
-        if micro_batch is None:
-            self._ended = True
-            raise StopIteration
-        return micro_batch
+    def _prepare(self, chunk: int) -> Owed:
+        """Return a deque whose first is the chunk's next; taken from the feed if no other chunk waits for it."""
+        for other, pace in enumerate(self._paces):
+            if pace.owed is not None and not pace.owed:
+                self._paces[other] = Pace(pace.given + 1)
+        count, owed = self._paces[chunk]
+        if owed:  # an interrupt came before it was given
+            return owed
+        counts = [pace.given for pace in self._paces]
+        ahead = count - min(counts)
+        last = ahead == 0 and counts.count(count) == 1
+        owed = self._hand_over.prepare() if last else deque((self._hand_over.peek(ahead),))
+        self._paces[chunk] = Pace(count, owed)
+        return owed

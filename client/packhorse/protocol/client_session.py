@@ -125,12 +125,14 @@ class ClientSession:
         """Note that the loop reached the end, of the stream or of a pass; END counts as a step of one."""
         self._follow(EndHandedOut)
 
-    def saved(self, step: int | None = None) -> FeedState:
+    def saved(self, step: int | None = None, owed: Position | None = None) -> FeedState:
         """Return where the loop stands, or the boundary before an earlier ``step`` that is still held.
+
+        ``owed``: the first that counts as handed out here, and that the loop was not given.
 
         Raises ``ContractError`` where that step was not reached or is held no more.
         """
-        return self.progress.saved(step, ended=self.state is State.ENDED)
+        return self.progress.saved(step, owed, ended=self.state is State.ENDED)
 
     def resume(self, saved: FeedState) -> list[Effect]:
         """Begin at ``saved`` instead of the start, in an attempt that is still to form.

@@ -144,13 +144,16 @@ class ReaderProgress:
 
     # A checkpoint ------------------------------------------------------------------------------------
 
-    def saved(self, step: int | None, *, ended: bool) -> FeedState:
+    def saved(self, step: int | None, owed: Position | None, *, ended: bool) -> FeedState:
         """Return where the loop stands, or the boundary before an earlier ``step`` that is still held.
+
+        It stands at the first that is ``owed`` to it, where there is one: handed out, and not given to it.
 
         Raises ``ContractError`` where that step was not reached or is held no more.
         """
         # END is no micro-batch: whoever resumes at the end asks for it again.
-        taken = Position(self.position.step - 1, 0) if ended else self.position
+        here = Position(self.position.step - 1, 0) if ended else self.position
+        taken = here if owed is None else min(owed, here)
         at = taken if step is None else Position(step, 0)
         snapshot = self.snapshots.get(at.step, b"")
         if not ORIGIN <= at <= taken or (at.step and not snapshot):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -63,10 +64,11 @@ class Connection:
         acquires = False
         try:
             with self.lock:
+                self._ownership.abandon(threading.get_ident())
                 if not self._ownership.can_be_acquired:
                     return False
                 acquires = True  # first: an interrupt between the two releases what is not owned, which is nothing
-                self._ownership.acquire(owner)
+                self._ownership.acquire(owner, threading.get_ident())
             work()
         finally:
             if acquires:
@@ -84,14 +86,15 @@ class Connection:
 
     # The loop ----------------------------------------------------------------------------------------
 
-    def peek_or_take(self, ahead: int, take: bool) -> MicroBatch | None:
-        """Return what is so far ahead, which has an answer; take it, if that is the next.
+    def peek_or_take(self, ahead: int, owed: deque[MicroBatch | None] | None) -> MicroBatch | None:
+        """Return what is so far ahead, which has an answer; take the next where it is to be ``owed`` to the loop.
 
         Whoever calls holds the lock, and calls ``flush`` once it is free.
         """
         found = self.queue.peek(ahead)
         micro_batch = self._builder.build(ahead, found) if isinstance(found, Deliver) else found
-        if take:
+        if owed is not None:
+            owed.append(micro_batch)  # first: an interrupt in between leaves it in both places, and in none never
             self.queue.take(micro_batch)
             if self.queue.ack_due:
                 self.request_flush()

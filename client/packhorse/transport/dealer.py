@@ -150,9 +150,10 @@ class Dealer:
         self._socket.setsockopt(zmq.LINGER, LEAVE_MS)
 
     def _close_socket(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
+        if not self._socket.closed:  # an interrupt may have come between this and what opens it again
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close()
 
     def close(self) -> None:
         self._close_socket()

@@ -107,12 +107,12 @@ class ReadyQueue(Generic[RebuiltT]):
         """Hand out the next entry, rebuilt; ``None`` hands out the end."""
         if self.pending_effects or not self.entries:
             return
-        self.entries.popleft()
-        self.unacknowledged += 1
         if rebuilt is None:
             self.session.end_handed_out()
         else:
             self.session.handed_out(rebuilt.position, rebuilt.row_digest)
+        self.entries.popleft()
+        self.unacknowledged += 1
 
     # Acknowledgement ---------------------------------------------------------------------------------
 

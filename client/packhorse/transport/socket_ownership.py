@@ -83,19 +83,29 @@ class SocketOwnership:
 
     state: SocketState = SocketState.FREE
     flush_requested: bool = False
+    worker: int = 0  # the thread that acquired it last
 
     @property
     def can_be_acquired(self) -> bool:
         """True where nobody works the socket, and it is not closed."""
         return (self.state, OwnershipEvent.LOOP_ACQUIRES) in OWNERSHIP
 
-    def acquire(self, owner: Owner) -> bool:
-        """Have ``owner`` work the socket, unless somebody does; return whether it may."""
+    def acquire(self, owner: Owner, worker: int = 0) -> bool:
+        """Have ``owner`` work the socket in the thread ``worker``, unless somebody does; return whether it may."""
+        if not self.can_be_acquired:
+            return False
+        self.worker = worker
         return self._follow(ACQUIRES[owner])
 
     def release(self, owner: Owner) -> None:
         """End the work of ``owner``, if it is at it."""
         if OWNER_OF.get(self.state) is owner:
+            self._follow(OwnershipEvent.RELEASED)
+
+    def abandon(self, worker: int) -> None:
+        """End what this thread works still: it was interrupted behind its work, before it released the socket."""
+        if self.worker == worker and OWNER_OF.get(self.state) is Owner.LOOP:
+            self._follow(OwnershipEvent.INTERRUPTED)
             self._follow(OwnershipEvent.RELEASED)
 
     @property
