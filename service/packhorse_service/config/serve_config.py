@@ -78,7 +78,7 @@ def _change(value: str) -> str:
 class TokenizerConfig(Section):
     """A ``tokenizers`` JSON file and its special tokens."""
 
-    file: str = Field(description="A tokenizer.json of the `tokenizers` library.")
+    file: str = Field(description="A tokenizer.json, or a model's folder: special tokens and template too.")
     eos_token: str | None = Field(default=None, description="Appended to each text document.")
     bos_token: str | None = Field(default=None, description="For chat templates that name it.")
     vocab_size: int | None = Field(
@@ -104,7 +104,8 @@ class SourceConfig(Section):
         default=SampleFormat.AUTO, description="What a sample holds; `auto` goes by its extension."
     )
     chat_template: str | None = Field(
-        default=None, description="A jinja file; left out: ChatML. `{% generation %}` marks what is trained on."
+        default=None,
+        description="A jinja file; left out: the folder's, else ChatML. `{% generation %}` marks what is trained on.",
     )
     ignore_fields: tuple[str, ...] = Field(
         default=(),

@@ -16,6 +16,7 @@ from packhorse.wire.limits import SNAPSHOT_LIMIT_BYTES
 from packhorse_service.config.serve_config import ENDLESS, TRAIN, ServeConfig, SourceConfig
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.engine import Engine, InlineEngine, Load, ProcessEngine
+from packhorse_service.loading.model_folder import ModelFolder
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
 from packhorse_service.mixing.open_blocks import SourcePlan, compressed_shard_warnings
 from packhorse_service.mixing.order import Mixing, SourceOrderPlan, integer_weights
@@ -82,7 +83,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
             name=source_name,
             format=source.format,
             tokenizer=spec,
-            chat_template=_template(source, source_name, base),
+            chat_template=_template(source, source_name, base, config),
             date=config.date,
             vocab_size=contract.vocab_size,
             ignore_fields=frozenset(source.ignore_fields),
@@ -116,7 +117,9 @@ def open_tokenizer(config: ServeConfig, base: Path) -> tuple[TokenizerSpec | Non
     named = config.tokenizer
     if named is None:
         return None, None
-    spec = TokenizerSpec(**{**named.model_dump(), "file": str(base / named.file)})
+    folder = ModelFolder(base / named.file)
+    set_here = {name: value for name, value in named.model_dump().items() if value is not None}
+    spec = TokenizerSpec(**{**folder.tokens, **set_here, "file": str(folder.file)})
     tokenizer = Tokenizer(spec)
     # Whoever opens the file later, a loader that replaces one that died, must find what was found here.
     return replace(spec, digest=tokenizer.digest), tokenizer
@@ -139,9 +142,9 @@ def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer:
     return resolve(declared, layout, **{name: value for name, value in required.items() if value is not None})
 
 
-def _template(source: SourceConfig, name: str, base: Path) -> str | None:
+def _template(source: SourceConfig, name: str, base: Path, config: ServeConfig) -> str | None:
     if source.chat_template is None:
-        return None
+        return None if config.tokenizer is None else ModelFolder(base / config.tokenizer.file).chat_template
     try:
         return (base / source.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

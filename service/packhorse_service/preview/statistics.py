@@ -64,7 +64,8 @@ def quotients(parts: npt.ArrayLike, wholes: npt.ArrayLike, *, of_nothing: float)
     """Return ``parts`` ÷ ``wholes``, broadcast; ``of_nothing`` where a whole is 0."""
     dividends, divisors = np.broadcast_arrays(np.asarray(parts, np.float64), np.asarray(wholes, np.float64))
     quotients = np.full(dividends.shape, of_nothing)
-    return np.divide(dividends, divisors, out=quotients, where=divisors != 0)
+    found: Floats = np.divide(dividends, divisors, out=quotients, where=divisors != 0)
+    return found
 
 
 def synchronous(costs: Floats) -> Floats:

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from packhorse.errors import ConfigError, SourceError
+from packhorse_service.commands import app
+from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.loading.decode import BlockLoader, DecodingSpec
 from packhorse_service.loading.tokenizer import TokenizerSpec
+from packhorse_service.pipeline.plan import plan_stream
 from packhorse_service.prepare.prepare import PrepareSummary, prepare
 from packhorse_service.sources import expand_shards
 from packhorse_service.sources.tar.reader import read_members
@@ -267,3 +271,32 @@ def test_real_prompts_without_answers_ask_for_the_field(tmp_path: Path) -> None:
 )
 def test_real_prompts_typed_content_and_hostile_strings_prepare(tmp_path: Path, name: str, rows: int) -> None:
     assert prepare([shared(f"data/{name}")], tmp_path / "out").samples == rows
+
+
+@pytest.mark.parametrize("options", [(), ("--chat-template",)])
+def test_a_models_folder_renders_the_same_in_prepare_and_in_serve(
+    tmp_path: Path, tiny_tokenizer: Path, options: tuple[str, ...]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes(tiny_tokenizer.read_bytes())
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+    )
+    rows = json_lines(tmp_path / "in.jsonl", {"messages": turns("a", "b", "c", "d")}, {"text": "e"})
+    given = [*options, str(model / "chat_template.jinja")] if options else []
+    for name, more in (("ids", ["--tokenizer", str(model), *given]), ("text", [])):
+        result = CliRunner().invoke(app, ["prepare", str(rows), str(tmp_path / name), *more])
+        assert result.exit_code == 0, result.output
+    feed = {"tokenizer": "model", "contract": {"seq_length": 64, "global_batch_size": 1}}
+    sources = {name: {"shards": f"{name}/*.tar"} for name in ("ids", "text")}
+    plan = plan_stream(ServeConfig.model_validate(feed | {"sources": sources}), tmp_path)
+    loader = BlockLoader(plan.decoding)
+    [ids], [text] = (load_all(loader, name, shard_at(tmp_path / name / "data-000000.tar")) for name in ("ids", "text"))
+    assert ids.tokens.tolist() == text.tokens.tolist()
+    assert ids.loss_mask is not None
+    assert text.loss_mask is not None
+    assert ids.loss_mask.tolist() == text.loss_mask.tolist()
+    assert 0 < ids.loss_mask.sum() < len(ids.tokens)
