@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test explore long models browser deploy soak lint types check docs docs-site clean
+.PHONY: demo test explore long models stacks browser deploy soak lint types check docs docs-site clean
 
 demo: $(VENV)/installed  ## pack real documents, train four ranks, draw the packs
 	$(BIN)/packhorse demo
@@ -22,6 +22,10 @@ long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests, demo 
 
 models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
 	$(BIN)/python -m pytest tests/models
+
+stacks: $(VENV)/stacks-installed  ## rules held against the newest Megatron-Bridge and Megatron-Core's own validation (a minute)
+	$(BIN)/python -m tests.models.stacks.newest
+	PYTHONPATH=$(VENV)/stacks PACKHORSE_TEST_STACKS=1 $(BIN)/python -m pytest tests/models/stacks
 
 browser: $(VENV)/browser-installed  ## the status page in a headless Chromium, which must be on this machine (a minute)
 	$(BIN)/python -m pytest tests/browser
@@ -59,6 +63,15 @@ $(VENV)/installed: pyproject.toml .ci/constraints.txt
 
 $(VENV)/models-installed: $(VENV)/installed tests/models/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r tests/models/requirements.txt
+	touch $@
+
+# The stacks themselves lie in a folder of their own, on no path but that of `make stacks`.
+STACKS := tests/models/stacks
+$(VENV)/stacks-installed: $(VENV)/models-installed $(STACKS)/requirements.txt $(STACKS)/wheels.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -r $(STACKS)/requirements.txt
+	rm -rf $(VENV)/stacks
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(VENV)/stacks --no-deps \
+	  --ignore-requires-python --python-version 3.12 --only-binary=:all: -r $(STACKS)/wheels.txt
 	touch $@
 
 $(VENV)/site-installed: $(VENV)/installed tools/docs/requirements.txt
