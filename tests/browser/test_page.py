@@ -226,8 +226,7 @@ def test_any_status_can_be_shown(show: Show, site: Site, width: int) -> None:
         shown.wait_for("#server", f"{here},")
         assert len(status.streams) < 2 or shown.page.locator("[role=tab]").count() == len(status.streams)
         assert shown.overflow <= 0
-        assert not NO_FIGURE.search(shown.text("body"))
-        assert not [each for each in shown.run(DRAWN) if NO_FIGURE.search(each)]
+        assert not shown.complaints, "Chromium complains of what no element can have, such as a width below 0 or NaN"
 
     shows()
 
