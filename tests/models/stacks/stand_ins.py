@@ -13,7 +13,7 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import typing_extensions
@@ -76,8 +76,11 @@ class Inert(metaclass=InertType):
 class InertModule(types.ModuleType):
     """Module with every name."""
 
-    __path__: ClassVar[list[str]] = []
     __version__ = TRANSFORMER_ENGINE
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # a package: its modules are found as it is
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
