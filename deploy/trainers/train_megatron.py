@@ -11,9 +11,11 @@ micro-batches as the schedule's iterator, ``packed_seq_params``, and the feed's 
 Not run on a GPU. The tests run it on a CPU with an attention of their own in the place of Transformer Engine's, one
 rank wide.
 
-Stacks with a loop of their own take the feed as an iterator; neither was run here. Megatron-LM: ``--dataloader-type
-external``, and a provider of data sets that returns the feed. Megatron-Bridge: ``dataloader_type="external"`` of a data
-set whose builder returns ``map(packhorse.adapters.megatron_bridge.batch, feed)``. What they rely on is declared by
+Stacks with a loop of their own take an iterator. Megatron-LM: ``--dataloader-type external``, and a provider of data
+sets that returns ``map(packhorse.adapters.megatron_lm.batch, feed), None, None`` on tensor rank 0. Megatron-Bridge:
+``dataloader_type="external"`` of a data set whose configuration has ``enable_offline_packing`` and
+``offline_packing_specs``, and whose builder returns ``map(packhorse.adapters.megatron_bridge.batch, feed)``. What they
+rely on is declared by
 ``BatchContract.from_megatron(args)`` and ``.from_megatron_bridge(cfg)``, and the same of ``ParallelLayout``.
 """
 

@@ -70,9 +70,21 @@ class FramedStep:
         return self.views[key]
 
 
-def view_key(reader: Coordinates, contract: ResolvedContract, layout: ParallelLayout, *, mtp: bool = False) -> ViewKey:
-    """Return which view a reader gets; ``mtp`` where its stage holds multi-token-prediction layers."""
-    uses = needed(stage_of(layout, reader.pipeline), packed=contract.packed, mtp=mtp)
+def view_key(
+    reader: Coordinates,
+    contract: ResolvedContract,
+    layout: ParallelLayout,
+    *,
+    mtp: bool = False,
+    tokens: bool = False,
+) -> ViewKey:
+    """Return which view a reader gets.
+
+    ``mtp`` where its trainer has multi-token-prediction layers: they are on the last stage, but where the layout names
+    others. ``tokens`` where its step reads tokens on every stage.
+    """
+    holds_mtp = reader.pipeline in layout.mtp_stages or (mtp and reader.pipeline == layout.pipeline - 1)
+    uses = needed(stage_of(layout, reader.pipeline), packed=contract.packed, mtp=holds_mtp, tokens=tokens)
     context_rank = 0 if contract.partition is Partition.WHOLE else reader.context
     return ViewKey(reader.data, context_rank, uses & EVERYTHING)
 

@@ -7,9 +7,10 @@
 | last   | labels and loss mask                    |
 | only   | all four                                |
 
-A stage with multi-token-prediction layers embeds and has a loss of its own, so it uses all four too. In the
-packed modes *every* stage needs the offsets: attention in a middle stage would otherwise run across
-segments. The padding mask, where the contract asks for it, goes to every stage: MoE layers are everywhere.
+A stage with multi-token-prediction layers embeds and has a loss of its own, so it uses all four too. Some steps
+read tokens on every stage: to place pictures, or to number the slots of a row of any width. In the packed modes
+*every* stage needs the offsets: attention in a middle stage would otherwise run across segments. The padding
+mask, where the contract asks for it, goes to every stage: MoE layers are everywhere.
 """
 
 from __future__ import annotations
@@ -50,9 +51,16 @@ def stage_of(layout: ParallelLayout, pipeline: int) -> Stage:
     return Stage.LAST if pipeline == layout.pipeline - 1 else Stage.MIDDLE
 
 
-def needed(stage: Stage, *, packed: bool, mtp: bool = False, padding_mask: bool = False) -> frozenset[str]:
-    """Return the fields of ``MicroBatch`` that a stage uses; ``mtp`` where it holds multi-token-prediction layers."""
+def needed(
+    stage: Stage, *, packed: bool, mtp: bool = False, tokens: bool = False, padding_mask: bool = False
+) -> frozenset[str]:
+    """Return the fields of ``MicroBatch`` that a stage uses.
+
+    ``mtp`` where it holds multi-token-prediction layers, ``tokens`` where the step reads tokens on every stage.
+    """
     fields = EMBEDDING | LOSS if mtp else FIELDS[stage]
+    if tokens:
+        fields |= EMBEDDING
     if packed:
         fields |= METADATA
     return fields | {"padding_mask"} if padding_mask else fields

@@ -44,9 +44,10 @@ class ParallelLayout:
 
     Their product is the world size. ``sequence_parallel`` says that activations are split along the sequence over
     the tensor-parallel ranks. ``order`` names the axes from the fastest varying to the slowest, as Megatron's
-    ``order`` argument does; its expert axis may be named, and is left out.
+    ``order`` argument does; its expert axis may be named, and is left out. ``mtp_stages`` are the pipeline stages
+    other than the last that hold multi-token-prediction layers, where a ``pipeline_model_parallel_layout`` puts them.
 
-    Raises ``ConfigError`` for a size below 1, and for an order that does not name each axis once.
+    Raises ``ConfigError`` for a size below 1, an order that does not name each axis once, and a stage out of range.
 
     >>> ParallelLayout(data=2, context=2).coordinates(3)
     Coordinates(data=1, context=1, tensor=0, pipeline=0)
@@ -60,6 +61,9 @@ class ParallelLayout:
         "Activations are split along the sequence over the tensor-parallel ranks.", False
     )
     order: str = documented("The axes from the fastest varying to the slowest.", DEFAULT_ORDER)
+    mtp_stages: tuple[int, ...] = documented(
+        "Pipeline stages, other than the last, that hold layers of multi-token prediction: they get whole rows.", ()
+    )
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -79,6 +83,19 @@ class ParallelLayout:
                 f"joined by '-', fastest first; Megatron's default is {DEFAULT_ORDER!r}"
             )
         object.__setattr__(self, "order", "-".join(named))
+        object.__setattr__(self, "mtp_stages", self._checked_stages())
+
+    def _checked_stages(self) -> tuple[int, ...]:
+        """Return ``mtp_stages`` in ascending order, without the last stage, which needs no naming."""
+        stages = self.mtp_stages
+        if not isinstance(stages, list | tuple) or any(type(stage) is not int for stage in stages):
+            raise ConfigError(f"layout.mtp_stages={stages!r} must be a list of pipeline stages, as [2]")
+        outside = [stage for stage in stages if not 0 <= stage < self.pipeline]
+        if outside:
+            raise ConfigError(
+                f"layout.mtp_stages={stages!r} names stage {outside[0]}; there are 0 to {self.pipeline - 1}"
+            )
+        return tuple(sorted(set(stages) - {self.pipeline - 1}))
 
     @staticmethod
     def from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> ParallelLayout:

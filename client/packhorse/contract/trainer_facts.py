@@ -81,6 +81,11 @@ class TrainerFacts:
         "It moves samples between context-parallel groups after loading."
     )
     packing_scheduler: str | None = documented("The scheduler that packs again after loading.")
+    tokens_on_every_stage: bool | None = documented(
+        "Its step reads tokens on every pipeline stage (Bridge's `vlm_step`): every stage gets them."
+    )
+    middle_stages_read: bool | None = documented("Its step reads the offsets on middle pipeline stages.")
+    refuses_empty_segments: bool | None = documented("Its model takes rows apart by segments, and no empty ones.")
     mtp_num_layers: int | None = documented("Layers of multi-token prediction.")
     virtual_pipeline_chunks: int | None = documented("Model chunks of a rank.")
     microbatch_group_size: int | None = documented("Interleaved schedule; left out: the pipeline size.")

@@ -26,6 +26,7 @@ from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.declare.attributes import get, read_fields
 from packhorse.declare.bridge_precision import precision
 from packhorse.declare.bridge_rules import BRIDGE_RULES
+from packhorse.declare.bridge_steps import stage_facts
 from packhorse.declare.bridge_view import BridgeView, class_names
 from packhorse.declare.megatron import PIPELINE_FIRST, layout_from_sizes, model_ranks
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, ignores_ramp_up, trainer_facts, unread_settings
@@ -129,6 +130,7 @@ def _facts(view: BridgeView, forward_step: object) -> TrainerFacts:
         declared["rampup_batch_size"] = False
     if view.chooses_attention:
         declared.pop("transformer_impl", None)
+    declared |= stage_facts(view, declared["forward_step"])
     if view.packing is Packing.IN_BATCH and get(view.model, "pipeline_model_parallel_size") not in (None, 1):
         declared["variable_seq_lengths"] = True  # Bridge turns it on for such a job
     return trainer_facts(view.model, declared, pads_when_eager=True)

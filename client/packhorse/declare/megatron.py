@@ -15,6 +15,7 @@ from packhorse.contract.layout import DEFAULT_ORDER, ParallelLayout
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
 from packhorse.declare.attributes import get, has, read_fields
+from packhorse.declare.pipeline_layout import mtp_stages_of
 from packhorse.declare.settings import (
     MEGATRON_CONTRACT,
     MEGATRON_FACTS,
@@ -44,7 +45,13 @@ def model_ranks(model: object) -> int:
 def layout_from_sizes(model: object, data: int, order: str = DEFAULT_ORDER) -> ParallelLayout:
     """Return the layout of a model's parallel sizes; what it does not set is 1."""
     sizes: dict[str, Any] = {axis: get(model, name) or 1 for axis, name in SIZE_ARGUMENTS.items()}
-    return ParallelLayout(data=data, **sizes, sequence_parallel=bool(get(model, "sequence_parallel")), order=order)
+    return ParallelLayout(
+        data=data,
+        **sizes,
+        sequence_parallel=bool(get(model, "sequence_parallel")),
+        order=order,
+        mtp_stages=mtp_stages_of(get(model, "pipeline_model_parallel_layout"), sizes["pipeline"]),
+    )
 
 
 def layout_from_megatron(args: object) -> ParallelLayout:
@@ -81,6 +88,11 @@ def contract_from_megatron(args: object, packing: Packing | None = None) -> Batc
         declared["packs_in_batch"] = bool(get(args, "perform_rl_step"))
     declared["weight_shards"] = _weight_shards(args)
     declared["unread_settings"] = unread_settings(args) or None
+    masked = bool(get(args, "dataloader_inter_document_masking"))
+    # With offsets in its batches every stage reads them; no model of its own takes a row apart by segments.
+    declared |= {"refuses_empty_segments": False, "tokens_on_every_stage": False}
+    if get(args, "sft") is not None:
+        declared["middle_stages_read"] = sft or masked
     return BatchContract(
         **read_fields(args, MEGATRON_CONTRACT),
         packing=mode,

@@ -37,7 +37,7 @@ def layout_from_device_mesh(mesh: Any, *, sequence_parallel: bool = False) -> Pa
             "the device mesh has no mesh_dim_names; give them, for example ('pp', 'dp_shard', 'cp', 'tp')"
         )
     slowest_first: list[str] = []
-    sizes = dict.fromkeys(ABBREVIATIONS, 1)
+    sizes: dict[str, Any] = dict.fromkeys(ABBREVIATIONS, 1)
     for name, size in zip(names, mesh.shape, strict=True):
         axis = AXIS_OF.get(name)
         if axis is None and size == 1:

@@ -106,6 +106,20 @@ RULES: tuple[Rule, ...] = (
         held_against=MEGATRON,
     ),
     Rule(
+        id="MIDDLE_STAGES",
+        check=framework.middle_stages,
+        needs=("middle_stages_read",),
+        applies=conditions.has_middle_stages,
+        held_against=BRIDGE,
+    ),
+    Rule(
+        id="EMPTY_SEGMENTS",
+        check=shapes.empty_segments,
+        needs=("refuses_empty_segments",),
+        applies=conditions.may_hold_empty_segments,
+        held_against=BRIDGE,
+    ),
+    Rule(
         id="PP_UNIFORM",
         check=shapes.pp_uniform,
         needs=("variable_seq_lengths",),

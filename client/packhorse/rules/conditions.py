@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from packhorse.contract.batch_contract import LossReduction, Objective, Packing, Remainder
+from packhorse.contract.batch_contract import (
+    AttentionOffsets,
+    LossReduction,
+    Objective,
+    Packing,
+    Remainder,
+    TailPadding,
+)
 from packhorse.contract.partition import Partition
 from packhorse.contract.trainer_facts import Stack
 from packhorse.rules.model import RuleInput
@@ -13,10 +20,12 @@ __all__ = [
     "dense_in_megatron_lm",
     "fine_tunes",
     "fine_tunes_across_context",
+    "has_middle_stages",
     "in_batch",
     "in_megatron_lm",
     "interleaves_or_may",
     "masks_padding_in_bridge",
+    "may_hold_empty_segments",
     "one_row_a_pack",
     "packed",
     "packed_in_bridge",
@@ -73,6 +82,25 @@ def varies_across_stages(given: RuleInput) -> bool:
 def pads_offsets(given: RuleInput) -> bool:
     """Return whether packed rows come with a fixed number of offsets."""
     return given.contract.packed and given.contract.pad_cu_seqlens
+
+
+def has_middle_stages(given: RuleInput) -> bool:
+    """Return whether packed rows pass pipeline stages, or model chunks, that are neither first nor last."""
+    chunks = given.layout.pipeline * (given.trainer.virtual_pipeline_chunks or 1)
+    return packed(given) and pipelined(given) and chunks > 2
+
+
+def may_hold_empty_segments(given: RuleInput) -> bool:
+    """Return whether offsets of packed rows may give a segment no length.
+
+    Offsets of a fixed number are filled up with such, and a tail that is a segment of its own has no logical length.
+    """
+    contract = given.contract
+    tail = contract.tail_padding is TailPadding.OWN_SEGMENT and (
+        contract.fixed_width or contract.row_multiple != contract.segment_multiple
+    )
+    logical = contract.attention_offsets is AttentionOffsets.LOGICAL
+    return packed(given) and (contract.pad_cu_seqlens or (logical and tail))
 
 
 def fine_tunes(given: RuleInput) -> bool:

@@ -10,6 +10,7 @@ from packhorse.rules.model import Breach, RuleInput, Severity
 
 __all__ = [
     "cu_seqlens_fixed",
+    "empty_segments",
     "ep_uniform",
     "pp_uniform",
     "variable_dispatch",
@@ -31,6 +32,25 @@ def cu_seqlens_fixed(given: RuleInput) -> Iterator[Breach]:
         widest = max(1, given.contract.max_width // given.contract.segment_multiple)
         remedy = f"set max_segments, at most {widest}: a row holds no more segments of segment_multiple slots"
         yield Breach("max_segments", "a number", "not set", remedy)
+
+
+def empty_segments(given: RuleInput) -> Iterator[Breach]:
+    """A model that takes rows apart by segments gets no segment without length.
+
+    Its positions are made of each segment as a row of its own, and an empty one is refused at the first step. A fixed
+    number of offsets is filled up with such segments; and with logical offsets a tail of its own is one.
+
+    Source: Megatron-Bridge 0.6.2 training/utils/packed_seq_utils.py, unpack_mcore_thd_tensor_for_position_ids, which
+    models/qwen_vl/modeling_qwen25_vl.py and models/glm_vl/modeling_glm_45v.py call.
+    """
+    if not given.trainer.refuses_empty_segments:
+        return
+    if given.contract.pad_cu_seqlens:
+        remedy = "set static_shapes and pad_cu_seqlens to false; pad_to_max_length keeps the width"
+        yield Breach("pad_cu_seqlens", "false, for a model that refuses empty segments", "true", remedy)
+    else:
+        remedy = "set tail_padding to extend_last, or attention_offsets to physical"
+        yield Breach("tail_padding", "extend_last, for a model that refuses empty segments", "own_segment", remedy)
 
 
 def pp_uniform(given: RuleInput) -> Iterator[Breach]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from packhorse.contract.batch_contract import Packing
+from packhorse.contract.batch_contract import AttentionOffsets, Packing
 from packhorse.contract.trainer_facts import Stack
 from packhorse.rules.conditions import pipelined
 from packhorse.rules.model import Breach, RuleInput
@@ -15,6 +15,7 @@ __all__ = [
     "MINIMUM_WINDOW",
     "cp_hierarchy",
     "dynamic_cp",
+    "middle_stages",
     "modes_exclusive",
     "packed_step",
     "partition",
@@ -93,6 +94,8 @@ def stock_thd(given: RuleInput) -> Iterator[Breach]:
         got = getattr(given.trainer, name)
         if got not in (None, want):
             yield Breach(name, str(want).lower(), str(got).lower(), remedy)
+    if given.contract.attention_offsets is AttentionOffsets.LOGICAL:
+        yield Breach("attention_offsets", "physical", "logical", "set attention_offsets to physical: its attention is")
     if given.contract.packing is Packing.IN_BATCH:
         yield Breach("packing", "online or concat, of width seq_length", "in_batch", "set packing to online")
     elif not given.contract.fixed_width:
@@ -156,6 +159,22 @@ def settings_read(given: RuleInput) -> Iterator[Breach]:
     """
     for name in given.trainer.unread_settings or ():
         yield Breach(name, "left out, as no rule reads it", "set", f"leave {name} out, or make sure that the rows hold")
+
+
+def middle_stages(given: RuleInput) -> Iterator[Breach]:
+    """With packed rows the step reads on middle pipeline stages too: their attention needs the offsets.
+
+    Megatron-Bridge asks the data set's configuration whether to. Where that does not say that rows are packed, as a
+    class of one's own may not, middle stages read nothing and attend across segments, in silence.
+
+    Source: Megatron-Bridge 0.6.2 training/gpt_step.py, _middle_pp_stage_needs_batch.
+    """
+    if given.trainer.middle_stages_read is False:
+        remedy = (
+            "set enable_offline_packing to true on the data set's configuration, and offline_packing_specs with "
+            "packed_sequence_size = seq_length (Megatron-Bridge); --sft in Megatron-LM"
+        )
+        yield Breach("middle_stages_read", "true, as rows are packed", "false", remedy)
 
 
 def _group(given: RuleInput) -> int:

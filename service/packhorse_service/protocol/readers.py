@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from packhorse.contract.layout import Coordinates
 from packhorse.contract.position import Position
+from packhorse.contract.trainer_facts import TrainerFacts
 from packhorse.rules import Violation
 from packhorse_service.framing import FramedStep, ViewKey, view_key
 from packhorse_service.protocol.rendezvous import PendingHello
@@ -43,8 +44,8 @@ class Reader:
     def from_hello(cls, at: Coordinates, pending: PendingHello, spec: StreamSpec, now: float) -> Reader:
         """Return a reader that stands where its HELLO says."""
         hello = pending.hello
-        trainer = hello.contract.trainer
-        mtp = trainer is not None and bool(trainer.mtp_num_layers) and at.pipeline == spec.layout.pipeline - 1
+        trainer = hello.contract.trainer or TrainerFacts()
+        mtp, tokens = bool(trainer.mtp_num_layers), bool(trainer.tokens_on_every_stage)
         return cls(
             at=at,
             peer=pending.peer,
@@ -55,7 +56,7 @@ class Reader:
             sent=hello.position,
             heard_s=now,
             last_digest=hello.last_digest,
-            view=view_key(at, spec.contract, spec.layout, mtp=mtp),
+            view=view_key(at, spec.contract, spec.layout, mtp=mtp, tokens=tokens),
             warnings=spec.warnings(hello),
         )
 

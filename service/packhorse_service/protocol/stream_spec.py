@@ -116,7 +116,9 @@ def readers_of(layout: ParallelLayout, readers: ReaderPolicy = ReaderPolicy.ALL)
 READS: dict[ReaderPolicy, Callable[[Coordinates, ParallelLayout], bool]] = {
     ReaderPolicy.ALL: lambda at, layout: True,
     ReaderPolicy.TENSOR_ZERO: lambda at, layout: at.tensor == 0,
-    ReaderPolicy.TENSOR_ZERO_EDGES: lambda at, layout: at.tensor == 0 and at.pipeline in (0, layout.pipeline - 1),
+    ReaderPolicy.TENSOR_ZERO_EDGES: lambda at, layout: (
+        at.tensor == 0 and at.pipeline in (0, *layout.mtp_stages, layout.pipeline - 1)
+    ),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from packhorse import MicroBatch, Packing, ParallelLayout, Partition
-from packhorse.adapters import megatron_bridge, varlen
+from packhorse.adapters import megatron_bridge, megatron_lm, varlen
 from packhorse.adapters.megatron_core import packed_seq_params
 from packhorse.contract.batch_contract import AttentionOffsets
 from packhorse.errors import ConfigError, ContractError
@@ -270,3 +270,42 @@ def test_segment_numbers_skip_empty_segments_and_count_the_rest_as_one_more() ->
     numbers = varlen.seq_idx(torch.tensor([0, 2, 2, 5], dtype=torch.int32), 7)
     assert numbers.tolist() == [0, 0, 2, 2, 2, 3, 3]
     assert numbers.dtype == torch.int32
+
+
+def _plain(logical: list[int], physical: list[int]) -> MicroBatch:
+    """A row of a contract that asks for no padding mask."""
+    return replace(micro_batch_with(logical, physical), padding_mask=None)
+
+
+class TestMegatronLM:
+    """The dictionary of Megatron-LM's own ``get_batch``; its broadcast is run in ``tests/models``."""
+
+    def test_rows_have_one_dimension_more_and_offsets_are_physical(self) -> None:
+        micro_batch = _plain(LOGICAL, PHYSICAL)
+        batch = megatron_lm.batch(micro_batch)
+        assert batch["cu_seqlens"].tolist() == [PHYSICAL]
+        assert batch["cu_seqlens"].dtype is batch["max_seqlen"].dtype is torch.int32
+        assert batch["max_seqlen"].tolist() == [micro_batch.max_seqlen]
+        assert batch["cu_seqlens_padded"] is batch["attention_mask"] is None
+        for name in ("tokens", "labels", "loss_mask", "position_ids"):
+            assert torch.equal(batch[name], getattr(micro_batch, name)[None])
+
+    def test_segments_of_no_slots_are_left_out(self) -> None:
+        filled = _plain([0, 3, 8, 8, 8], [0, 4, 16, 16, 16])
+        assert megatron_lm.batch(filled)["cu_seqlens"].tolist() == [[0, 4, 16]]
+
+    def test_a_stage_has_what_it_uses_and_offsets_always(self) -> None:
+        nothing: dict[str, Any] = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
+        middle = megatron_lm.batch(replace(_plain(LOGICAL, PHYSICAL), **nothing))
+        assert {name for name, value in middle.items() if value is not None} == {"cu_seqlens", "max_seqlen"}
+
+    def test_dense_rows_have_no_offsets(self) -> None:
+        dense = replace(_plain(LOGICAL, PHYSICAL), cu_seqlens=None, cu_seqlens_padded=None)
+        assert "cu_seqlens" not in megatron_lm.batch(dense)
+
+    def test_what_that_step_would_cut_twice_or_leave_out_is_refused(self) -> None:
+        whole = _plain(LOGICAL, PHYSICAL)
+        with pytest.raises(ContractError, match="set partition to whole"):
+            megatron_lm.batch(replace(whole, partition=Partition.ZIGZAG, context_size=2))
+        with pytest.raises(ContractError, match="set padding_mask to false"):
+            megatron_lm.batch(replace(whole, padding_mask=torch.zeros(16, dtype=torch.bool)))

@@ -30,6 +30,13 @@ def test_layers_that_predict_several_tokens_need_the_whole_row(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("stage", list(Stage))
+@pytest.mark.parametrize("mtp", [False, True])
+def test_tokens_on_every_stage_come_beside_what_it_has_anyway(stage: Stage, mtp: bool) -> None:
+    without = needed(stage, packed=True, mtp=mtp)
+    assert needed(stage, packed=True, mtp=mtp, tokens=True) == without | {"tokens", "position_ids"}
+
+
+@pytest.mark.parametrize("stage", list(Stage))
 def test_the_padding_mask_goes_to_every_stage_or_to_none(stage: Stage) -> None:
     assert "padding_mask" in needed(stage, packed=True, padding_mask=True)
     assert "padding_mask" not in needed(stage, packed=True)

@@ -101,6 +101,18 @@ def test_an_order_is_read_as_megatron_reads_it_and_the_expert_axis_places_nobody
     assert ParallelLayout(data=2, pipeline=2, order=order) == ParallelLayout(data=2, pipeline=2)
 
 
+def test_stages_of_prediction_layers_are_named_once_in_order_and_the_last_needs_no_naming() -> None:
+    stages: Any = [2, 1, 2, 3]
+    assert ParallelLayout(pipeline=4, mtp_stages=stages).mtp_stages == (1, 2)
+    assert ParallelLayout(mtp_stages=(0,)) == ParallelLayout()
+
+
+@pytest.mark.parametrize("stages", [(4,), (-1,), 2, "2", (True,), (1.0,), None])
+def test_a_stage_that_the_pipeline_does_not_have_is_refused_by_field_and_value(stages: Any) -> None:
+    with pytest.raises(ConfigError, match=r"layout\.mtp_stages="):
+        ParallelLayout(pipeline=4, mtp_stages=stages)
+
+
 @given(layouts(), st.sampled_from(ORDERS))
 def test_orders_place_alike_exactly_where_every_rank_has_the_same_coordinates(
     layout: ParallelLayout, order: str

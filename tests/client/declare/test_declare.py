@@ -118,6 +118,9 @@ class TestMegatron:
                 external_dataloader=True,
                 sft=True,
                 makes_attention_mask=False,
+                middle_stages_read=True,
+                refuses_empty_segments=False,
+                tokens_on_every_stage=False,
             ),
         )
 
@@ -139,7 +142,13 @@ class TestMegatron:
     def test_what_is_missing_is_not_declared(self) -> None:
         contract = BatchContract.from_megatron(SimpleNamespace())
         assert (contract.seq_length, contract.loss_reduction, contract.vocab_size) == (None, None, None)
-        assert facts_of(contract) == TrainerFacts(stack=Stack.MEGATRON_LM, megatron_ddp=True, clamps_zero_loss=True)
+        assert facts_of(contract) == TrainerFacts(
+            stack=Stack.MEGATRON_LM,
+            megatron_ddp=True,
+            clamps_zero_loss=True,
+            refuses_empty_segments=False,
+            tokens_on_every_stage=False,
+        )
 
     def test_a_whole_namespace_leaves_unchecked_only_what_arguments_cannot_tell(self) -> None:
         declared, layout = BatchContract.from_megatron(megatron()), ParallelLayout.from_megatron(megatron())

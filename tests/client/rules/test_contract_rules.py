@@ -51,6 +51,8 @@ IDS = [
     "THD_BACKEND",
     "STOCK_THD",
     "STOCK_DENSE",
+    "MIDDLE_STAGES",
+    "EMPTY_SEGMENTS",
     "PP_UNIFORM",
     "PP_INTERLEAVE",
     "VARIABLE_DISPATCH",
@@ -215,6 +217,18 @@ BREAKS = (
     Broken("STOCK_THD", {"stack": Stack.MEGATRON_LM, **VARIES}, FIXED, "true", fact="stack"),
     Broken("STOCK_THD", {"stack": Stack.MEGATRON_LM, "packing": "in_batch", "micro_batch_size": 2},
            {"packing": "online", "micro_batch_size": 1}, "online", fact="stack"),
+    Broken("STOCK_THD", {"stack": Stack.MEGATRON_LM, "attention_offsets": "logical"}, {"attention_offsets": "physical"},
+           "physical", fact="stack"),
+    Broken("MIDDLE_STAGES", {"middle_stages_read": False}, {"middle_stages_read": True}, "enable_offline_packing",
+           {"pipeline": 3}, fact="middle_stages_read"),
+    Broken("MIDDLE_STAGES", {"middle_stages_read": False, "virtual_pipeline_chunks": 2}, {"middle_stages_read": True},
+           "enable_offline_packing", PP2, fact="middle_stages_read"),
+    Broken("EMPTY_SEGMENTS", {"refuses_empty_segments": True, **STATIC}, {"pad_cu_seqlens": False}, "pad_cu_seqlens",
+           fact="refuses_empty_segments"),
+    Broken("EMPTY_SEGMENTS", {"refuses_empty_segments": True, "attention_offsets": "logical"},
+           {"tail_padding": "extend_last"}, "extend_last", fact="refuses_empty_segments"),
+    Broken("EMPTY_SEGMENTS", {"refuses_empty_segments": True, "attention_offsets": "logical"},
+           {"attention_offsets": "physical"}, "physical", fact="refuses_empty_segments"),
     Broken("PP_UNIFORM", {"variable_seq_lengths": False, **VARIES}, {"variable_seq_lengths": True},
            "variable_seq_lengths", PP2, fact="variable_seq_lengths"),
     Broken("PP_INTERLEAVE", {"virtual_pipeline_chunks": 2, "microbatch_group_size": 1}, {"microbatch_group_size": 2},
@@ -296,6 +310,14 @@ def test_a_rule_without_its_facts_is_listed_as_not_checked() -> None:
     assert "MBS_ONLINE" not in missing, "it needs no fact"
     assert "PP_INTERLEAVE" not in missing, "one stage does not interleave"
     assert "MTP" not in dict(unchecked(case_of(mtp_num_layers=0)))
+
+
+def test_nothing_is_refused_where_no_stage_is_in_the_middle_and_no_segment_is_empty() -> None:
+    both: Change = {"middle_stages_read": False, "refuses_empty_segments": True}
+    assert check(case_of(PP2, **both)) == [], "two stages: the first and the last"
+    assert check(case_of({"pipeline": 4}, packing="none", **both)) == [], "dense rows have no offsets"
+    trimmed = case_of(attention_offsets="logical", refuses_empty_segments=True, pad_to_max_length=False)
+    assert check(trimmed) == [], "rows end where their last segment does"
 
 
 def test_all_violations_are_listed_at_once_in_the_order_of_the_rules() -> None:

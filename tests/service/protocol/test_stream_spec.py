@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from packhorse.contract.batch_contract import BatchContract, LossReduction, resolve
+from packhorse.contract.batch_contract import BatchContract, LossReduction, ReaderPolicy, resolve
 from packhorse.contract.layout import Coordinates, ParallelLayout
 from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.protocol.client_session import ClientSession
 from packhorse.protocol.effects import Send
 from packhorse.protocol.reader_progress import Identity, ReaderProgress
-from packhorse.rules import Violation
+from packhorse.rules import Violation, compare
 from packhorse.wire.messages import Hello, Reject, Welcome, decode, encode
 from packhorse_service.protocol.effects import Send as ServerSend
+from packhorse_service.protocol.readers import Reader
+from packhorse_service.protocol.rendezvous import PendingHello
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, disagreements, readers_of
 
@@ -112,3 +115,45 @@ def test_of_many_readers_that_differ_a_few_are_named() -> None:
     (violation,) = disagree(*[BatchContract(seq_length=8)] * 11, *[BatchContract(seq_length=16)] * 10)
     assert violation.want.endswith("most declare 8")
     assert violation.got.endswith("and 2 more")
+
+
+class TestPipeline:
+    """Which stages read, and what they get."""
+
+    def readers(self, policy: ReaderPolicy, **layout: Any) -> set[tuple[int, int]]:
+        return {(at.tensor, at.pipeline) for at in readers_of(ParallelLayout(tensor=2, **layout), policy)}
+
+    def test_the_edges_read_and_every_stage_with_prediction_layers(self) -> None:
+        edges = ReaderPolicy.TENSOR_ZERO_EDGES
+        assert self.readers(edges, pipeline=4) == {(0, 0), (0, 3)}
+        assert self.readers(edges, pipeline=4, mtp_stages=(2,)) == {(0, 0), (0, 2), (0, 3)}
+
+    def test_a_reader_that_places_prediction_layers_elsewhere_is_refused(self) -> None:
+        """Under the other placement a stage that needs rows would not be waited for, and get none."""
+        served = ParallelLayout(pipeline=4)
+        contract = resolve(BatchContract(), served, seq_length=8, global_batch_size=4, vocab_size=100)
+        declared = ParallelLayout(pipeline=4, mtp_stages=(2,))
+        (found,) = compare(BatchContract(), declared, 2, contract, served)
+        assert (found.field, found.got) == ("layout.mtp_stages", "(2,)")
+
+    @pytest.mark.parametrize(
+        ("facts", "tokens", "labels"),
+        [
+            (TrainerFacts(), [0], [3]),
+            (TrainerFacts(mtp_num_layers=1), [0, 2, 3], [2, 3]),
+            (TrainerFacts(tokens_on_every_stage=True), [0, 1, 2, 3], [3]),
+            (TrainerFacts(tokens_on_every_stage=True, mtp_num_layers=1), [0, 1, 2, 3], [2, 3]),
+        ],
+    )
+    def test_a_stage_gets_what_its_trainer_reads_there(
+        self, facts: TrainerFacts, tokens: list[int], labels: list[int]
+    ) -> None:
+        layout = ParallelLayout(pipeline=4, mtp_stages=(2,) if facts.mtp_num_layers else ())
+        contract = resolve(BatchContract(), layout, seq_length=8, global_batch_size=4, vocab_size=100)
+        spec = replace(stream_spec(), layout=layout, contract=contract, readers=readers_of(layout))
+        hello = hello_of(client(0, BatchContract(trainer=facts)))
+        needs = [
+            Reader.from_hello(at, PendingHello(b"peer", hello, 0), spec, 0.0).view.needs for at in sorted(spec.readers)
+        ]
+        assert [stage for stage, fields in enumerate(needs) if "tokens" in fields] == tokens
+        assert [stage for stage, fields in enumerate(needs) if "labels" in fields] == labels
