@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's training steps and models read on each pipeline stage, from a configuration and the step's name.
+"""What Megatron-Bridge's training steps and models read on each pipeline stage, by configuration and step.
 
 Source: Megatron-Bridge 0.6.2. ``vlm_step`` (get_batch_from_iterator) takes tokens on all stages. ``gpt_step``
 (_forward_step_common) sizes the segment numbers of state-space layers by the tokens, and where a stage has none by
@@ -24,7 +24,7 @@ ROWS_BY_SEGMENT = frozenset({"GLM45VModelProvider", "Qwen25VLModelProvider"})
 
 
 def stage_facts(view: BridgeView, forward_step: str | None) -> dict[str, bool]:
-    """Return the facts about stages, by field of ``TrainerFacts``; ``forward_step`` names the step, where it is known."""
+    """Return the facts about stages, by field of ``TrainerFacts``; ``forward_step`` names the step, if known."""
     everywhere = _reads_everywhere(view, forward_step)
     hybrid = get(view.model, "is_hybrid_model") or get(view.model, "hybrid_layer_pattern")
     pipelined = (get(view.model, "pipeline_model_parallel_size") or 1) > 1
@@ -37,7 +37,7 @@ def stage_facts(view: BridgeView, forward_step: str | None) -> dict[str, bool]:
 
 
 def _reads_everywhere(view: BridgeView, forward_step: str | None) -> bool:
-    """Return whether a step reads tokens on every stage: another than ``gpt_step``, or what the model's class implies."""
+    """Return whether a step reads tokens on every stage: any but ``gpt_step``; unknown, by the model's class."""
     if forward_step is not None:
         return forward_step != TEXT_STEP
     return any(MULTIMODAL.search(name) for name in class_names(view.model))
