@@ -160,7 +160,9 @@ def test_only_the_adapter_imports_torch() -> None:
     adapters = {name for name in in_client if name.startswith("packhorse/adapters/")}
     assert in_client - adapters == {
         "packhorse/feeding/torch_arrays.py",
-        "packhorse/hf.py",
+        "packhorse/hf/experiment.py",
+        "packhorse/hf/inputs.py",
+        "packhorse/hf/model_check.py",
         "packhorse/feeding/peers.py",
     }
 

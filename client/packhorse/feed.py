@@ -267,6 +267,11 @@ class Feed(Iterator[MicroBatch]):
         self._finalizer()
 
 
+def declared_contract(feed: Feed) -> BatchContract:
+    """Return what the trainer declared with its feed; what it left out is the server's."""
+    return feed._connection.session.progress.identity.contract
+
+
 def _shut(connection: Connection, thread: threading.Thread) -> None:
     connection.stop()
     thread.join(timeout=END_WAIT_S + 5)

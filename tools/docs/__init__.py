@@ -14,7 +14,14 @@ from pathlib import Path
 from tools.docs.configuration_page import settings, trainer_facts
 from tools.docs.metrics_page import metrics
 from tools.docs.protocol_page import MESSAGE_TABLES
-from tools.docs.rules_page import bridge_rules, contract_rules, declared_settings, model_families, runtime_rules
+from tools.docs.rules_page import (
+    bridge_rules,
+    contract_rules,
+    declared_settings,
+    model_families,
+    runtime_rules,
+    transformers_families,
+)
 from tools.docs.state_tables import client_picture, client_states, server_picture, server_states
 
 __all__ = ["PICTURES", "filled"]
@@ -28,6 +35,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "contract_rules": contract_rules,
     "runtime_rules": runtime_rules,
     "model_families": model_families,
+    "transformers_families": transformers_families,
     "bridge_rules": bridge_rules,
     "declared_settings": declared_settings,
     "client_states": client_states,

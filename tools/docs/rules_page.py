@@ -9,9 +9,10 @@ from packhorse.declare.bridge_rules import BRIDGE_RULES
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, MEGATRON_CONTRACT, MEGATRON_FACTS
 from packhorse.rules import FAMILIES, RULES, RUNTIME_RULES, explain
 from packhorse.rules.model import ExplainableRule
+from packhorse.rules.transformers_families import FAMILIES_OF_TRANSFORMERS, UNMEASURED, Separation
 from tools.docs.markdown import code, table
 
-__all__ = ["bridge_rules", "contract_rules", "declared_settings", "model_families", "runtime_rules"]
+__all__ = ["bridge_rules", "contract_rules", "declared_settings", "model_families", "runtime_rules", "transformers_families"]
 
 
 def contract_rules() -> str:
@@ -44,6 +45,33 @@ def model_families() -> str:
         for row in FAMILIES
     )
     return table(head, rows)
+
+
+def transformers_families() -> str:
+    """Return the table of Transformers' families by what they do with packed rows, and those not measured."""
+    rows = [[_does(kinds), ", ".join(map(code, families))] for kinds, families in _by_outcome().items()]
+    reasons = {reason: [f for f, why in UNMEASURED.items() if why == reason] for reason in UNMEASURED.values()}
+    rows += [[f"not measured: {reason}", ", ".join(map(code, families))] for reason, families in reasons.items()]
+    return table(("packed rows", "families"), rows)
+
+
+def _by_outcome() -> dict[tuple[tuple[str, Separation], ...], list[str]]:
+    """Group the families by what each attention does."""
+    grouped: dict[tuple[tuple[str, Separation], ...], list[str]] = {}
+    for family, kinds in FAMILIES_OF_TRANSFORMERS.items():
+        grouped.setdefault(tuple(sorted(kinds.items())), []).append(family)
+    return dict(sorted(grouped.items()))
+
+
+def _does(kinds: Sequence[tuple[str, Separation]]) -> str:
+    """Say what each attention does."""
+    words = {
+        Separation.SEPARATE: "kept apart",
+        Separation.CROSSES: "trained across: refused",
+        Separation.DIFFERS: "computed otherwise than alone: refused",
+        Separation.RAISES: "refused by the model itself",
+    }
+    return "; ".join(f"{words[kind]} ({name})" for name, kind in kinds)
 
 
 def bridge_rules() -> str:

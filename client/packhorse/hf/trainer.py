@@ -1,84 +1,20 @@
-"""Hugging Face: a micro-batch as a causal model's keyword arguments, and a Feed as a ``Trainer``'s data.
-
-Shapes: MBS rows (1 where rows are packed), T = width in slots, S = segments.
-
-What silently trains across samples, measured against unpacked runs, and is therefore kept away:
-
-* an ``attention_mask``, of ones too: Transformers finds packed rows by their positions only without one;
-* a cache: ``use_cache`` is on in most configurations, and packed rows are not looked for beside one;
-* ``cu_seq_lens_q`` without ``position_ids``: only the flash kernels read offsets.
-"""
+"""A Feed as the data of a Hugging Face ``Trainer``, and its state in the trainer's checkpoints."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from packhorse.codec.microbatch import MicroBatch
-from packhorse.contract.batch_contract import IGNORE_INDEX
+from packhorse.contract.batch_contract import BatchContract, Packing
 from packhorse.contract.layout import ParallelLayout
 from packhorse.errors import ConfigError, ContractError
-from packhorse.feed import Feed
+from packhorse.feed import Feed, declared_contract
+from packhorse.hf.inputs import arguments
+from packhorse.hf.model_check import check
 
-__all__ = ["arguments", "attach"]
-
-
-def arguments(micro_batch: MicroBatch, *, shift_labels: bool | None = None) -> dict[str, Any]:
-    """Return keyword arguments of a causal language model's ``forward``.
-
-    ``input_ids``, ``position_ids``, ``labels`` int64 [MBS, T]; for packed rows ``cu_seq_lens_q`` and ``_k``
-    int32 [S+1], physical, and ``max_length_q`` and ``_k``, integers. Labels are ``ignore_index`` wherever
-    nothing is trained on, as these models know no loss mask. Pass ``num_items_in_batch`` for the
-    denominator: ``Trainer`` does, a loop of one's own passes ``max(micro_batch.step_loss_tokens, 1)``.
-
-    ``shift_labels``: whether the model's loss takes labels that stand at their slot (left out: what the
-    installed version's causal loss takes). Where it does not, labels are rolled right by one over the row.
-
-    Raises ``ContractError`` for a slice of a row, for another ``ignore_index`` than -100, and, where labels
-    are rolled, for a row whose last slot has a target.
-    """
-    if not micro_batch.holds_whole_row:
-        raise ContractError("partition must be 'whole' for Hugging Face models; this rank was sent a slice of its row")
-    if micro_batch.ignore_index != IGNORE_INDEX:  # Trainer counts targets by this number, whatever the loss ignores
-        raise ContractError(f"ignore_index={micro_batch.ignore_index} must be {IGNORE_INDEX} for Hugging Face models")
-    shifted = "shift_labels" in inspect.signature(ForCausalLMLoss).parameters if shift_labels is None else shift_labels
-    labels = _rows(micro_batch.masked_labels())
-    return {
-        "input_ids": _rows(micro_batch.tokens),
-        "position_ids": _rows(micro_batch.position_ids),
-        **({"labels": labels, "shift_labels": labels} if shifted else {"labels": _rolled(labels)}),
-        **_offsets(micro_batch),
-        "use_cache": False,
-    }
-
-
-def _rows(array: Any) -> torch.Tensor:
-    """Return an array of [T] or [MBS, T] as a tensor of [MBS, T]."""
-    tensor = torch.as_tensor(array)
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _offsets(micro_batch: MicroBatch) -> dict[str, Any]:
-    """Return the offsets that flash kernels read; dense rows have none."""
-    if micro_batch.cu_seqlens_padded is None:
-        return {}
-    offsets, longest = torch.as_tensor(micro_batch.cu_seqlens_padded), micro_batch.max_seqlen
-    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest}
-
-
-def _rolled(labels: torch.Tensor) -> torch.Tensor:
-    """Move labels [MBS, T] one slot on, for a loss that moves them back."""
-    if bool((labels[:, -1] != IGNORE_INDEX).any()):
-        raise ContractError(
-            "a row's last slot has a target, which a loss that shifts labels itself cannot reach; set "
-            "packing.tail_slots to 1 on the server, or install a transformers whose ForCausalLMLoss takes shift_labels"
-        )
-    return torch.roll(labels, 1, dims=1)
+__all__ = ["attach"]
 
 
 def attach(trainer: Any, feed: Feed) -> None:
@@ -91,14 +27,17 @@ def attach(trainer: Any, feed: Feed) -> None:
     ``train`` instead, with one pass over ``feed.stream("validation")``: sum the losses of ``arguments(mb)`` over
     ``mb``, skip fillers, divide by the sum of ``num_loss_tokens``. The checkpoint holds that stream's place too.
 
-    Raises ``ConfigError`` that lists every argument that has to change. A feed whose steps have another
-    number of micro-batches than ``gradient_accumulation_steps`` is a ``ContractError`` in ``train``,
-    before anything is trained.
+    The model is checked, as ``check`` does, unless the feed's contract declares rows that are not packed.
+
+    Raises ``ConfigError`` that lists every argument that has to change, and a model that trains across samples.
+    A feed whose steps have another number of micro-batches than ``gradient_accumulation_steps`` is a
+    ``ContractError`` in ``train``, before anything is trained.
     """
     broken = [rule for holds, rule in _rules(trainer, feed) if not holds]
+    broken += _broken_by_model(trainer.model, declared_contract(feed))
     if broken:
         raise ConfigError("this Trainer cannot train on a Feed:\n" + "\n".join(f"  {rule}" for rule in broken))
-    batches = _Batches(feed, trainer.args.gradient_accumulation_steps)
+    batches = _Batches(feed, trainer.args.gradient_accumulation_steps, trainer.model)
     trainer.get_train_dataloader = lambda: batches
     trainer.add_callback(PackhorseFeed(trainer, feed))
 
@@ -130,11 +69,24 @@ def _rules(trainer: Any, feed: Feed) -> Iterator[tuple[bool, str]]:
     )
 
 
+def _broken_by_model(model: Any, declared: BatchContract) -> list[str]:
+    """Check the model, unless its rows are declared to hold one sample or one run of ids each."""
+    runs_on = declared.packing is Packing.CONCAT and declared.isolate_documents is False
+    if declared.packing is Packing.NONE or runs_on:
+        return []
+    try:
+        check(model)
+    except ConfigError as refusal:
+        return [str(refusal)]
+    return []
+
+
 class _Batches:
     """Iterable in place of a ``DataLoader`` of ``Trainer``; iterating again goes on, never back."""
 
-    def __init__(self, feed: Feed, accumulation: int) -> None:
+    def __init__(self, feed: Feed, accumulation: int, model: Any) -> None:
         self._feed = feed
+        self._model = model
         self._accumulation = accumulation
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -144,7 +96,7 @@ class _Batches:
                     f"gradient_accumulation_steps={self._accumulation} must be {micro_batch.num_microbatches}: "
                     "global_batch_size / (micro_batch_size x data-parallel size)"
                 )
-            yield arguments(micro_batch)
+            yield arguments(micro_batch, model=self._model)
 
 
 class PackhorseFeed(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped here
