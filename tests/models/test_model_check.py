@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen2_5_VLForConditionalGeneration
+from transformers import OPTConfig, OPTForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from packhorse import BatchContract, ConfigError, Feed, MicroBatch, Packing
 from packhorse.hf import arguments, attach, check
@@ -22,7 +22,7 @@ from tests.models.comparing import TOLERANCE, outcome
 from tests.models.conftest import VOCAB_SIZE, Corpus
 from tests.models.test_hf_trainer import GOOD, trainer_of
 from tests.models.test_llama import llama, unpacked
-from tests.models.tiny_models import build
+from tests.models.tiny_models import shrunk
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,19 @@ class Causal(torch.nn.Module):
             visible = visible * (sample[0][:, None] == sample[0])
         noise = torch.rand(()) if self.training else torch.ones(())
         return SimpleNamespace(logits=self.head(visible @ self.embedding(input_ids)[0] * noise)[None])
+
+
+def qwen() -> Any:
+    """A Qwen2.5-VL whose attention matters."""
+    config = shrunk(Qwen2_5_VLConfig(), {})
+    config.text_config.rope_parameters["mrope_section"] = [1, 1, 2]
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.model.language_model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.1)
+    return model
 
 
 def test_a_family_that_trains_across_samples_is_refused_by_name_with_the_way_out(tmp_path: Any) -> None:
@@ -149,11 +162,7 @@ def test_the_table_is_not_taken_for_another_version_of_transformers(monkeypatch:
 def test_a_model_of_mrope_trains_packed_as_its_samples_do_alone(
     corpus: Corpus, micro_batches: list[MicroBatch]
 ) -> None:
-    model: PreTrainedModel = build("qwen2_5_vl", "sdpa", {})
-    assert isinstance(model, Qwen2_5_VLForConditionalGeneration)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.4)
+    model = qwen()
     inputs = [arguments(mb, model=model) for mb in micro_batches]
     assert {kwargs["position_ids"].shape[:2] for kwargs in inputs} == {(4, 1)}
     truth = unpacked(model, corpus)

@@ -12,7 +12,14 @@ from packhorse.rules.model import ExplainableRule
 from packhorse.rules.transformers_families import FAMILIES_OF_TRANSFORMERS, UNMEASURED, Separation
 from tools.docs.markdown import code, table
 
-__all__ = ["bridge_rules", "contract_rules", "declared_settings", "model_families", "runtime_rules", "transformers_families"]
+__all__ = [
+    "bridge_rules",
+    "contract_rules",
+    "declared_settings",
+    "model_families",
+    "runtime_rules",
+    "transformers_families",
+]
 
 
 def contract_rules() -> str:
