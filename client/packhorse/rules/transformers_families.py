@@ -108,12 +108,6 @@ _ROWS: tuple[tuple[Separation, tuple[str, ...], str], ...] = (
         phi4_multimodal phimoe qwen2 qwen2_audio qwen2_moe qwen3 qwen3_asr qwen3_moe qwen3_omni_moe_thinker qwen3_vl
         qwen3_vl_moe sarvam_mla sarvam_moe seed_oss shieldgemma2 smollm3 smolvlm solar_open stablelm starcoder2 step3p7
         video_llama_3 video_llava vipllava voxtral whisper youtu
-        """,
-    ),
-    (
-        Separation.SEPARATE,
-        ("sdpa",),
-        """
         unlimited_ocr
         """,
     ),
