@@ -124,7 +124,7 @@ def test_low_precision_hides_no_crossing(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_is_left_as_it_was(training: bool) -> None:
     model = Causal(apart=True).train(training)
-    model.head.eval()
+    model.head.train(False)
     model.head.weight.grad = torch.ones_like(model.head.weight)
     attributes, numbers = {*vars(model)}, (torch.get_rng_state(), random.getstate())
     check(model)

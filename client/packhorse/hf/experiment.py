@@ -99,7 +99,7 @@ def measure(model: torch.nn.Module, row: ProbeRow, position_rows: int = 1) -> Me
         _, start, end, _ = row.offsets
         own = float(moves[start:end].max())
         crossed = float(torch.cat([moves[:start], moves[end:]]).max())
-        model.eval()
+        model.train(False)
         packed = _logits(model, packed_inputs(row, row.ids, position_rows))
         differs = max(float((alone - packed[at]).abs().max()) for at, alone in _each_alone(model, row, position_rows))
     if not own > 0:
