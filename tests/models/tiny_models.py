@@ -17,7 +17,7 @@ from packhorse.rules.transformers_families import FOUR_ROWS, Separation
 __all__ = ["ATTENTIONS", "build", "families", "outcome_of"]
 
 ATTENTIONS = ("eager", "sdpa")
-MOST_PARAMETERS = 14_000_000
+MOST_PARAMETERS = 30_000_000
 SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "word_embed_proj_dim", "out_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "decoder_ffn_dim"), 48),
