@@ -107,7 +107,7 @@ def test_three_equal_rows_of_positions_hide_the_samples(family: str) -> None:
     """Proof that these families need the fourth row, and that the table could not be shorter."""
     for changes in VARIANTS:
         try:
-            model = build(family, "sdpa", changes)
+            model = build(family, min(FAMILIES_OF_TRANSFORMERS[family]), changes)
             assert measured(model, position_rows=4) is Separation.SEPARATE
         except (RuntimeError, ValueError, TypeError, KeyError, AssertionError, AttributeError):
             continue
