@@ -82,7 +82,7 @@ def test_a_cache_crosses() -> None:
 
 
 def test_positions_shifted_by_one_differ() -> None:
-    def shifted(kwargs: dict[str, Any]) -> torch.Tensor:
+    def shifted(kwargs: dict[str, Any]) -> Any:
         return kwargs["position_ids"] + ("cu_seq_lens_q" in kwargs)
 
     assert measured(build("gpt2", "sdpa", {})) is Separation.SEPARATE
@@ -90,7 +90,7 @@ def test_positions_shifted_by_one_differ() -> None:
 
 
 def test_a_border_shifted_by_one_crosses() -> None:
-    def shifted(kwargs: dict[str, Any]) -> torch.Tensor:
+    def shifted(kwargs: dict[str, Any]) -> Any:
         return kwargs["position_ids"].roll(1, -1) if "cu_seq_lens_q" in kwargs else kwargs["position_ids"]
 
     assert measured(spoiled(build("llama", "sdpa", {}), position_ids=shifted)) is Separation.CROSSES

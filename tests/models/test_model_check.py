@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from torch.distributed.fsdp import fully_shard
 from transformers import OPTConfig, OPTForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from packhorse import BatchContract, ConfigError, Feed, MicroBatch, Packing
@@ -39,6 +40,8 @@ def opt() -> Any:
 
 class Causal(torch.nn.Module):
     """A model of nobody's library; each slot adds up the ids before it, of its own sample or of the whole row."""
+
+    calls: torch.Tensor
 
     def __init__(self, *, apart: bool) -> None:
         super().__init__()
@@ -143,6 +146,30 @@ def test_of_a_large_model_the_table_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert check(llama()).separation is Separation.SEPARATE
 
 
+class Derived(OPTForCausalLM):  # type: ignore[misc]  # transformers is untyped here
+    """A class of one's own, which may compute anything."""
+
+
+def test_the_table_does_not_speak_for_a_class_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MAX_PARAMETERS", 0)
+    with pytest.warns(UserWarning, match="Derived is not one of"):
+        assert check(Derived(opt().config)).separation is Separation.UNKNOWN
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.distributed's modules
+def test_of_a_sharded_model_the_table_is_asked(tmp_path: Any) -> None:
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = group.device_mesh.init_device_mesh("cpu", (1,))
+        with pytest.raises(ConfigError, match=r"opt with .*measured on a tiny model"):
+            check(fully_shard(opt(), mesh=mesh))
+        with pytest.raises(ConfigError, match=r"opt with .*measured on it"):
+            check(torch.nn.parallel.DistributedDataParallel(opt()))
+    finally:
+        group.destroy_process_group()
+
+
 def test_what_neither_measurement_nor_table_answers_is_named_as_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MAX_PARAMETERS", 0)
     with pytest.warns(UserWarning, match=r"not checked: whether Causal with .* compare the loss"):
@@ -151,7 +178,7 @@ def test_what_neither_measurement_nor_table_answers_is_named_as_not_checked(monk
 
 def test_the_table_is_not_taken_for_another_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MAX_PARAMETERS", 0)
-    monkeypatch.setattr(checking.transformers, "__version__", "0.0")
+    monkeypatch.setattr("transformers.__version__", "0.0")
     with pytest.warns(UserWarning, match="held against transformers"):
         check(llama())
     with pytest.raises(ConfigError, match="opt with"):

@@ -136,12 +136,14 @@ def _is_exact(model: torch.nn.Module) -> bool:
     return all(p.dtype in (torch.float32, torch.float64) for p in model.parameters() if p.is_floating_point())
 
 
-def _listed(model: torch.nn.Module, family: str, attention: str) -> tuple[Separation, str]:
+def _listed(model: Any, family: str, attention: str) -> tuple[Separation, str]:
     """Look the family up: what the table says of it, and why."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     prompts = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    if prompts or not any(kind.__module__.startswith("transformers.models.") for kind in type(base).__mro__[:2]):
-        return Separation.UNKNOWN, f"{type(model).__name__} is not one of Transformers' own models"
+    # fully_shard gives a model a class above its own; a class derived from Transformers' may compute anything
+    own = next(kind for kind in type(base).__mro__ if not kind.__name__.startswith("FSDP"))
+    if prompts or not own.__module__.startswith("transformers.models."):
+        return Separation.UNKNOWN, f"{own.__name__} is not one of Transformers' own models"
     separation, why = separation_of(family, attention)
     if separation is Separation.SEPARATE and transformers.__version__ != HELD_AGAINST:
         return Separation.UNKNOWN, f"the table of families was held against transformers {HELD_AGAINST}"
