@@ -178,7 +178,7 @@ def test_what_neither_measurement_nor_table_answers_is_named_as_not_checked(monk
 
 def test_the_table_is_not_taken_for_another_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "MAX_PARAMETERS", 0)
-    monkeypatch.setattr("transformers.__version__", "0.0")
+    monkeypatch.setattr(checking, "HELD_AGAINST", "0.0")
     with pytest.warns(UserWarning, match="held against transformers"):
         check(llama())
     with pytest.raises(ConfigError, match="opt with"):
