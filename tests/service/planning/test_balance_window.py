@@ -17,6 +17,7 @@ from packhorse.errors import ConfigError, ContractError, ProtocolError
 from packhorse_service.framing import FramedStep
 from packhorse_service.pipeline.plan import StreamPlan
 from packhorse_service.pipeline.run import Pipeline
+from packhorse_service.snapshot.codec import DIGEST_BYTES, seal_snapshot
 from tests.service.corpus import (
     Corpus,
     delivered_pairs,
@@ -205,7 +206,8 @@ def test_a_snapshot_holds_where_its_window_began_and_how_it_was_dealt(corpus: Co
         (0, 0, 3, 8, plan.window.digest),
     ]
     # Inside a window only the mark differs; where it ends the stream has moved on.
-    one, two, three = (step.snapshot[:MARK_AT] + step.snapshot[MARK_AT + MARK.size :] for step in whole[:3])
+    contents = [step.snapshot[:-DIGEST_BYTES] for step in whole[:3]]
+    one, two, three = (content[:MARK_AT] + content[MARK_AT + MARK.size :] for content in contents)
     assert one == two != three
 
 
@@ -217,7 +219,7 @@ def test_an_impossible_place_inside_a_window_is_refused(corpus: Corpus, mark: tu
     snapshot = bytearray(run_plan(plan, limit=1)[0].snapshot)
     MARK.pack_into(snapshot, MARK_AT, *mark, 8, plan.window.digest)
     with pytest.raises(ProtocolError, match="window"):
-        Pipeline(plan, inline_engine(plan)).restore(bytes(snapshot))
+        Pipeline(plan, inline_engine(plan)).restore(seal_snapshot(bytes(snapshot[:-DIGEST_BYTES])))
 
 
 def test_a_window_that_our_data_cannot_fill_is_refused(corpus: Corpus) -> None:
@@ -225,7 +227,7 @@ def test_a_window_that_our_data_cannot_fill_is_refused(corpus: Corpus) -> None:
     snapshot = bytearray(run_plan(plan, limit=1)[0].snapshot)
     MARK.pack_into(snapshot, MARK_AT, 1, 2, 3, 8, plan.window.digest)  # it was no shorter one
     pipeline = Pipeline(plan, inline_engine(plan))
-    pipeline.restore(bytes(snapshot))
+    pipeline.restore(seal_snapshot(bytes(snapshot[:-DIGEST_BYTES])))
     with pytest.raises(ProtocolError, match="the window at step 0 had 2 steps, our data has 3"):
         pipeline.next_step()
 
