@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         check=graphs.graph_router,
         needs=("cuda_graph",),
         applies=conditions.masks_padding_in_bridge,
-        held_against=BRIDGE,
+        held_against=(StackVersions.BRIDGE_MAIN,),
     ),
     Rule(id="MTP", check=loss.mtp, needs=("mtp_num_layers",), applies=conditions.packed, held_against=BOTH),
     Rule(

@@ -172,7 +172,8 @@ def middle_stages(given: RuleInput) -> Iterator[Breach]:
     if given.trainer.middle_stages_read is False:
         remedy = (
             "set enable_offline_packing to true on the data set's configuration, and offline_packing_specs with "
-            "packed_sequence_size = seq_length (Megatron-Bridge); --sft in Megatron-LM"
+            "packed_sequence_size = seq_length, in a step that reads there, as gpt_step and vlm_step do "
+            "(Megatron-Bridge); --sft in Megatron-LM"
         )
         yield Breach("middle_stages_read", "true, as rows are packed", "false", remedy)
 

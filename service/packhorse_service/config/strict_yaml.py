@@ -17,6 +17,10 @@ MERGE_TAG = "tag:yaml.org,2002:merge"
 class _StrictLoader(yaml.SafeLoader):
     """Reader of plain values, each of which stands in the text once."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._merged: set[int] = set()  # keys, by identity, that came into a mapping by a merge
+
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Return the mapping of ``node``. What it merges (``<<``) it may give anew, what it gives itself it may not."""
         self._refuse_repeated(node)
@@ -39,12 +43,6 @@ class _StrictLoader(yaml.SafeLoader):
         own = {id(key) for key, _ in node.value}
         super().flatten_mapping(node)
         self._merged.update(id(key) for key, _ in node.value if id(key) not in own)
-
-    @property
-    def _merged(self) -> set[int]:
-        """Keys, by identity, that came into a mapping by a merge."""
-        found: set[int] = self.__dict__.setdefault("_merged_keys", set())
-        return found
 
 
 def read_yaml(text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packhorse import ConfigError, ParallelLayout
+from packhorse import BatchContract, ConfigError, ParallelLayout
 from packhorse.declare.pipeline_layout import mtp_stages_of
 
 
@@ -80,8 +80,6 @@ def bridge(model: type[SimpleNamespace] = GPTModelProvider, pipeline: int = 4, *
 
 
 def facts(cfg: SimpleNamespace) -> Any:
-    from packhorse import BatchContract
-
     return BatchContract.from_megatron_bridge(cfg).trainer
 
 
@@ -107,6 +105,29 @@ def test_bridge_declares_whether_its_middle_stages_read() -> None:
     assert facts(own).middle_stages_read is False
     own.dataset.skip_getting_attention_mask_from_dataset = False
     assert facts(own).middle_stages_read is True
+
+
+CONFIGURED = ("gpt_step", "deepseek_v4_step", "nemotron_omni_step")
+
+
+@pytest.mark.parametrize(
+    ("step", "packed", "read"),
+    [
+        *((step, packed, packed) for step in CONFIGURED for packed in (True, False)),
+        *((step, False, True) for step in ("vlm_step", "audio_lm_step", "qwen3_omni_step", "step37_flickr8k_step")),
+        ("llava_step", True, False),
+        ("a_step_of_our_own", True, None),
+    ],
+)
+def test_what_middle_stages_read_goes_by_the_step_and_is_unknown_of_others(
+    step: str, packed: bool, read: bool | None
+) -> None:
+    cfg = bridge() if packed else bridge(enable_offline_packing=False, offline_packing_specs=None)
+    declared = BatchContract.from_megatron_bridge(cfg, step).trainer
+    assert declared is not None
+    assert declared.middle_stages_read is read
+    everywhere = step not in (*CONFIGURED, "llava_step")
+    assert declared.tokens_on_every_stage is everywhere, "an unknown step rather gets too much"
 
 
 def test_bridge_declares_models_that_refuse_empty_segments() -> None:

@@ -73,7 +73,7 @@ def result(*ranks: RankResult, **changes: object) -> WorkerResult:
         ended=0,
         disconnects=0,
         errors={},
-        waiting_for={"slow readers": 5, "slow readers: rank 1 (dp1·cp0·tp0·pp0)": 4, "loading": 1},
+        waiting_for={"slow readers": 5000, "slow readers: rank 1 (dp1·cp0·tp0·pp0)": 4000, "loading": 1000},
     )
     return replace(told, **changes)  # type: ignore[arg-type]
 

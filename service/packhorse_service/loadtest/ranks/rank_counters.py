@@ -1,4 +1,4 @@
-"""Counts of what one rank took while it was measured, and how long it how long it waited for it."""
+"""Counts of what one rank took while it was measured, and how long it waited for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RankCounters:
     verified: int = 0
     waits: WaitHistogram = field(default_factory=WaitHistogram)
     stopped_waits: WaitHistogram = field(default_factory=WaitHistogram)  # those that overlap the stop
-    waiting_for: Counter[str] = field(default_factory=Counter)  # reason, or reason and rank -> seconds
+    waiting_for: Counter[str] = field(default_factory=Counter)  # reason, or reason and rank -> milliseconds
     last_taken_s: float = 0.0
 
     def count(self, taken: RebuiltMicroBatch, asked_s: float, taken_s: float) -> None:
@@ -79,11 +79,12 @@ class RankCounters:
         (self.stopped_waits if overlaps_stop else self.waits).add(taken_s - asked_s)
         self.on_wait(taken_s - asked_s)
 
-    def count_wait(self, wait: Wait, now: float) -> None:
-        """Count what the server waits for. It says so every keep-alive interval: a second of one waiting rank."""
+    def count_wait(self, wait: Wait, now: float, interval_s: float) -> None:
+        """Count what the server waits for: it says so every ``interval_s``, so each WAIT stands for that long."""
         if self.measured.counts(now):
-            self.waiting_for[f"{wait.reason}"] += 1
+            interval_ms = round(1000 * interval_s)
+            self.waiting_for[f"{wait.reason}"] += interval_ms
             for name in wait.ranks:
                 # "rank 3 (dp3·cp0·tp0·pp0): its loop last asked 9 s ago", or "and 12 more"
                 rank = "others" if name.startswith("and ") else name.partition(": ")[0]
-                self.waiting_for[f"{wait.reason}: {rank}"] += 1
+                self.waiting_for[f"{wait.reason}: {rank}"] += interval_ms

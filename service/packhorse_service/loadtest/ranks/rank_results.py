@@ -67,7 +67,7 @@ def result_of(job: Job, ranks: Sequence[SimulatedRank], late: WaitHistogram, dis
 
 
 def waiting_for(ranks: Sequence[SimulatedRank]) -> Counter[str]:
-    """Return seconds by what or whom the server said it waited for, of all these ranks together."""
+    """Return milliseconds by what or whom the server said it waited for, of all these ranks together."""
     total: Counter[str] = Counter()
     for rank in ranks:
         total.update(rank.counters.waiting_for)

@@ -69,7 +69,7 @@ class SimulatedRank:
         """Take one message of the server. Raises ``ProtocolError`` where it has no place."""
         effects = self._follow(self.session.receive(message, extra))
         if isinstance(message, Wait) and self.loop.asking_since is not None:
-            self.counters.count_wait(message, now)
+            self.counters.count_wait(message, now, self.session.progress.keep_alive_s)
         if self.session.state is State.STREAMING and self.welcomed_s is None:
             self.welcomed_s = now
             self.loop.begin(now)

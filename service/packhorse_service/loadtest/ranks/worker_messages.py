@@ -102,7 +102,7 @@ class WorkerProgress:
     tokens: int  # distinct ones
     wire_bytes: int
     waits: Mapping[int, int]  # bins of ``waits.WaitHistogram`` -> how many, since the last
-    waiting_for: Mapping[str, int]  # what or whom the server said -> seconds of waiting ranks, so far
+    waiting_for: Mapping[str, int]  # what or whom the server said -> milliseconds of waiting ranks, so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,10 +196,10 @@ def _waited_for(results: Sequence[WorkerResult]) -> tuple[Waited, ...]:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.waiting_for)
-    split = [(*what.partition(": ")[::2], seconds) for what, seconds in total.most_common()]
+    split = [(*what.partition(": ")[::2], ms / 1000) for what, ms in total.most_common()]
     reasons = {reason: seconds for reason, whom, seconds in split if not whom}
     ordered = sorted(split, key=lambda each: (-reasons.get(each[0], 0), bool(each[1])))
-    return tuple(Waited(reason=reason, whom=whom, seconds=float(seconds)) for reason, whom, seconds in ordered)
+    return tuple(Waited(reason=reason, whom=whom, seconds=seconds) for reason, whom, seconds in ordered)
 
 
 def _errors(results: Sequence[WorkerResult]) -> dict[str, int]:

@@ -41,7 +41,7 @@ class WorkerReports:
         return int(sum(getattr(each, name) for each in self.progress.values()))
 
     def waited_for(self) -> Counter[str]:
-        """Return what or whom the server said it waited for -> seconds of waiting ranks, so far."""
+        """Return what or whom the server said it waited for -> milliseconds of waiting ranks, so far."""
         total: Counter[str] = Counter()
         for each in self.progress.values():
             total.update(each.waiting_for)
