@@ -9,9 +9,11 @@ import pytest
 from packhorse.contract.position import Position
 from packhorse.errors import HandshakeRefused, ServerFailed
 from packhorse.protocol.client_session import State
-from packhorse.wire.messages import WaitReason, Welcome
+from packhorse.protocol.held_snapshots import HeldSnapshots
+from packhorse.wire.messages import Ack, ErrorCode, ServerError, WaitReason, Welcome
 from packhorse_service.protocol.attempt import Phase
 from packhorse_service.protocol.effects import Restore
+from packhorse_service.protocol.effects import Send as ServerSend
 from tests.protocol.rare_schedules import ONE, PATIENCE_S, begin, make, meet, phase_of, run, state_at
 from tests.protocol.simulated_cluster import REJOIN_AFTER_S, STEPS, Process, Seen, Server, SimulatedCluster
 
@@ -330,3 +332,64 @@ def test_what_is_restored_for_one_attempt_is_not_served_to_another_that_meets_me
     cluster.deliver_up(earlier.connection)
     assert phase_of(server) is Phase.RESTORING
     assert server.session.attempt.snapshot_request is not None, "its own snapshot tells how it packs"
+
+
+@pytest.mark.parametrize("answered", [0, 1], ids=["before any answer", "before the last answer"])
+def test_a_left_over_that_comes_while_a_meeting_waits_for_its_answers_ends_nobody(answered: int) -> None:
+    """It stands at the start and the job at a checkpoint: it can form nothing with the others, and waits."""
+    cluster, server, readers = begin(Seen())
+    state = state_at(Seen(), Position(2, 0))
+    for reader in readers:
+        cluster.load(reader, state)
+        cluster.connect(reader)
+        cluster.deliver_up(reader.connection)
+    while phase_of(server) is Phase.RESTORING:
+        for reader in readers:
+            cluster.deliver_down(reader)
+            cluster.deliver_up(reader.connection)
+        make(cluster, server)
+    for reader in readers[:answered]:
+        cluster.pass_on(reader)
+    left_over = cluster.new_process(readers[-1].at)
+    cluster.connect(left_over)
+    cluster.deliver_up(left_over.connection)
+    assert phase_of(server) is Phase.WELCOMING
+    for reader in readers:
+        cluster.pass_on(reader)
+    assert phase_of(server) is Phase.RUNNING
+    cluster.pass_on(left_over)
+    assert left_over.error is None
+    assert_all_end(cluster)
+
+
+@pytest.mark.parametrize("position", [(2, 2), (2, 99), (2, (1 << 62) - 1), ((1 << 62) - 1, 0), (3, 0)], ids=str)
+def test_a_place_that_no_step_has_or_that_the_snapshot_is_not_of_is_refused_and_the_server_goes_on(
+    position: tuple[int, int],
+) -> None:
+    """Of a state, as whoever resumes says it, and of a reader that runs, as its ACK says it."""
+    cluster, server, readers = begin(Seen())
+    state = replace(state_at(Seen(), Position(2, 0)), position=Position(*position))
+    for reader in readers:
+        cluster.load(reader, state)
+        reader.session.progress.snapshots = HeldSnapshots({2: state.snapshot})
+        cluster.connect(reader)
+        cluster.deliver_up(reader.connection)
+    for reader in readers:
+        cluster.pass_on(reader)
+        assert "PLACE: " in error_of(reader)
+    for at in cluster.shape.readers:
+        cluster.replace(at)
+    meet(cluster, server)
+    (reader, *_) = cluster.processes.values()
+    assert reader.connection is not None
+    ack = Ack(
+        stream="train",
+        attempt=reader.session.attempt,
+        position=Position(0, position[1] or position[0]),
+        loop_idle_s=0.0,
+    )
+    (effect,) = server.session.receive(reader.connection.peer, ack, (), cluster.now)
+    assert isinstance(effect, ServerSend)
+    assert isinstance(effect.message, ServerError)
+    assert effect.message.code is ErrorCode.POSITION
+    assert_all_end(cluster)

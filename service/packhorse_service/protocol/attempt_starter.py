@@ -111,8 +111,11 @@ class AttemptStarter:
         if not readers.mark_answered(reader):
             return []
         self.attempt.enter(Phase.RUNNING, now)
-        out = [self._tell_replaced(pending) for pending in self.rendezvous.replaced()]
-        self.rendezvous.attempt_started(self.attempt.name, {reader.client for reader in readers})
+        clients = {reader.client for reader in readers}
+        # A process that has met the others stays, whoever has claimed its rank since: that one waits, and ends nobody.
+        replaced = (pending for pending in self.rendezvous.replaced() if pending.hello.client not in clients)
+        out = [self._tell_replaced(pending) for pending in replaced]
+        self.rendezvous.attempt_started(self.attempt.name, clients)
         self.rejections.clear()
         return [*out, *self.delivery.pump(readers, now)]
 
