@@ -20,7 +20,7 @@ long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests, demo 
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
 	$(BIN)/python -m pytest tests/hostile  # alone: it compares the throughput of ranks
 
-models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (a minute)
+models: $(VENV)/models-installed  ## real Transformers and Megatron-Core models on a CPU (3 minutes)
 	$(BIN)/python -m pytest tests/models
 
 stacks: $(VENV)/stacks-installed  ## rules held against the newest Megatron-Bridge and Megatron-Core's own validation (a minute)

@@ -68,6 +68,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
     config = config.of_stream(name)
     layout, declared = config.layout, config.contract
     spec, tokenizer = open_tokenizer(config, base)
+    of_model = None if config.tokenizer is None else ModelFolder(base / config.tokenizer.file).chat_template
     contract = resolve_contract(declared, layout, tokenizer)
     broken = check(RuleInput(layout, contract, declared.trainer or TrainerFacts()))
     if any(violation.severity is Severity.ERROR for violation in broken):
@@ -83,7 +84,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
             name=source_name,
             format=source.format,
             tokenizer=spec,
-            chat_template=_template(source, source_name, base, config),
+            chat_template=_template(source, source_name, base, of_model),
             date=config.date,
             vocab_size=contract.vocab_size,
             ignore_fields=frozenset(source.ignore_fields),
@@ -142,9 +143,10 @@ def resolve_contract(declared: BatchContract, layout: ParallelLayout, tokenizer:
     return resolve(declared, layout, **{name: value for name, value in required.items() if value is not None})
 
 
-def _template(source: SourceConfig, name: str, base: Path, config: ServeConfig) -> str | None:
+def _template(source: SourceConfig, name: str, base: Path, of_model: str | None) -> str | None:
+    """Return the template of a source: its own, or that ``of_model``, the tokenizer's folder."""
     if source.chat_template is None:
-        return None if config.tokenizer is None else ModelFolder(base / config.tokenizer.file).chat_template
+        return of_model
     try:
         return (base / source.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from packhorse.errors import ContractError, PackhorseError, ProtocolError
+from packhorse_service.framing import FramedStep
 from packhorse_service.loading.engine import Engine
 from packhorse_service.mixing.source_counts import PipelineProgress, SourceCounts
 from packhorse_service.pipeline.plan import StreamPlan
 from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.protocol.effects import Made, Make, NotRestored, Restore, Restored
+from packhorse_service.text.formatting import and_more
 
 __all__ = ["Failed", "PipelineFailed", "Producer", "Result"]
 
@@ -49,6 +51,7 @@ class Producer(threading.Thread):
         self._engine = engine
         self._wake = wake
         self._pipeline: Pipeline | None = None
+        self._steps_without_loss = 0
         self.busy = False  # with a request
 
     @property
@@ -89,6 +92,8 @@ class Producer(threading.Thread):
         match request:
             case Make(generation, _):
                 step = pipeline.next_step()
+                if step is not None and not step.totals.loss_tokens:
+                    self._warn_of_no_loss(step)
                 ends_pass = step is None and self.plan.passes
                 return Made(generation, step, pipeline.begin_pass() if ends_pass else b"")
             case Restore(generation, snapshot, step):
@@ -98,3 +103,19 @@ class Producer(threading.Thread):
                 except (ContractError, ProtocolError) as error:
                     return NotRestored(generation, str(error))
                 return Restored(generation)
+
+    def _warn_of_no_loss(self, step: FramedStep) -> None:
+        """Warn of a step without a trained token: the first, the second, the fourth … as a stream may have many."""
+        self._steps_without_loss += 1
+        if self._steps_without_loss & (self._steps_without_loss - 1):
+            return
+        more = and_more(step.totals.microbatches - 1, "micro-batches")
+        log.warning(
+            "step %d of stream %r has no token that is trained on (such steps so far: %d): its first micro-batch holds "
+            "%s%s; a loop must not divide by its step_loss_tokens, which is 0. Check the loss masks of these samples",
+            step.step,
+            self.plan.name,
+            self._steps_without_loss,
+            step.provenance(0, 0),
+            f"; {more}" if step.totals.microbatches > 1 else "",
+        )
