@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
@@ -41,3 +42,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: object) -> s
         return match[0] if is_page else match[1]
 
     return LINK.sub(kept, markdown)
+
+
+def on_page_content(html: str, *, page: Any, **_: object) -> str:
+    """Refuse a page that shows how a field is made, in place of what it is (``described_fields``)."""
+    if "documented(" in re.sub(r"<[^>]+>", "", html):
+        raise PluginError(f"{page.file.src_uri} shows a call of documented(): tools/docs/described_fields.py missed it")
+    return html
