@@ -29,6 +29,7 @@ from packhorse_service.mixing.open_blocks import SourcePlan
 from packhorse_service.mixing.order import Mixing, SourceOrderPlan
 from packhorse_service.mixing.over_length import OverLength
 from packhorse_service.mixing.sample_stream import SampleStream
+from packhorse_service.mixing.unsupervised import Unsupervised
 from packhorse_service.packing.modes import PackedMicroBatch, Segment
 from packhorse_service.pipeline.plan import StreamPlan, plan_stream
 from packhorse_service.pipeline.run import Pipeline
@@ -92,6 +93,7 @@ class MemoryCorpus:
         seed: int = 0,
         over_length: OverLength = OverLength.ERROR,
         skip_budget: int = 0,
+        unsupervised: Unsupervised = Unsupervised.KEEP,
     ) -> SourcePlan:
         """Add a source. Where a block's next one begins is set here; blocks need not say it."""
         named = tuple(
@@ -115,7 +117,9 @@ class MemoryCorpus:
             shuffle=shuffle,
             seed=seed,
         )
-        setting = SourcePlan(order=order, shards=named, over_length=over_length, skip_budget=skip_budget)
+        setting = SourcePlan(
+            order=order, shards=named, over_length=over_length, skip_budget=skip_budget, unsupervised=unsupervised
+        )
         self.settings.append(setting)
         return setting
 

@@ -30,6 +30,7 @@ from packhorse_service.config.yaml_check import checked, load_mapping
 from packhorse_service.loading.decode import BLOCK_BYTES
 from packhorse_service.mixing.order import MixBy, OnEnd
 from packhorse_service.mixing.over_length import OverLength
+from packhorse_service.mixing.unsupervised import Unsupervised
 from packhorse_service.packing.packing_plan import PackingAlgorithm
 from packhorse_service.snapshot.fingerprint import RESUMABLE_CHANGES
 from packhorse_service.sources.formats import SampleFormat
@@ -112,6 +113,9 @@ class SourceConfig(Section):
         description="Fields of conversations, messages and calls to leave out; others that are not read are errors.",
     )
     over_length: OverLength = Field(default=OverLength.ERROR, description="What becomes of samples over seq_length.")
+    unsupervised: Unsupervised = Field(
+        default=Unsupervised.KEEP, description="What becomes of samples, cut or not, whose loss mask is all 0."
+    )
     shuffle: bool = Field(default=True, description="Shards, and samples within them, in a seeded order.")
     open_shards: int = Field(default=4, ge=1, le=1024, description="Shards read in turn, a sample of each.")
     skip_budget: int = Field(

@@ -19,6 +19,7 @@ from packhorse_service.loading.engine import BlockStore
 from packhorse_service.mixing.order import BlockFacts, OpenShard, OrderCursor, SourceCursor, SourceOrderPlan
 from packhorse_service.mixing.over_length import UNLIMITED, OverLength
 from packhorse_service.mixing.permutation import permutation, seed_of
+from packhorse_service.mixing.unsupervised import Unsupervised, has_untrained_sample
 from packhorse_service.sources.shards import Shard
 
 __all__ = [
@@ -54,6 +55,7 @@ class SourcePlan:
     shards: tuple[Shard, ...]
     over_length: OverLength
     skip_budget: int  # samples whose content may be unusable before the stream stops
+    unsupervised: Unsupervised = Unsupervised.KEEP
 
     def __post_init__(self) -> None:
         name = self.order.name
@@ -76,7 +78,7 @@ class OpenBlock:
     facts: BlockFacts
     ranges: SampleRanges
     overlap: int  # ids of a piece beyond its slots: the last target, where that is the next id of the same sample
-    longest: int  # slots of the longest sample; more than any limit where some are faulty, so that each is looked at
+    longest: int  # slots of the longest sample; more than any limit where each is to be looked at for another reason
     faults: Mapping[int, Fault]
     drawn_from: bool = False
 
@@ -179,6 +181,9 @@ class OpenBlocks:
         begins, ends = block.offsets[samples], block.offsets[samples + 1]
         overlap = 1 if block.labels is None and not self._concatenated else 0
         slots = ends - begins - overlap
+        look = block.faults or (
+            self._plan.unsupervised is not Unsupervised.KEEP and has_untrained_sample(block, overlap)
+        )
         opened = self.in_use[shard] = OpenBlock(
             shard=shard,
             request=request,
@@ -186,7 +191,7 @@ class OpenBlocks:
             facts=BlockFacts(block.count, block.next_offset, block.checksum),
             ranges=SampleRanges(samples.tolist(), begins.tolist(), ends.tolist(), slots.tolist()),
             overlap=overlap,
-            longest=UNLIMITED + 1 if block.faults else int(slots.max(initial=0)),
+            longest=UNLIMITED + 1 if look else int(slots.max(initial=0)),
             faults={fault.index: fault for fault in block.faults},
         )
         return opened

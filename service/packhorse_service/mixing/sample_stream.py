@@ -215,10 +215,11 @@ class SampleStream:
         for piece in pieces:
             self._cutters[piece.source].counts.packed += piece.slots * log.packed[piece.number]
         for piece in pending:
-            if piece.slots > seq_length:
-                self._drop_over_length(piece)
+            if self._cutters[piece.source].is_refused(piece, seq_length):
+                self._drop(piece)
+        pending = [piece for piece in pending if not log.packed[piece.number]]
         log.drop_passed_points()
-        return [piece for piece in pending if piece.slots <= seq_length]
+        return pending
 
     def _replay(self, cursor: StreamCursor) -> list[list[Piece]]:
         """Draw again all that was drawn since the cursor's order; returns the pieces by draws."""
@@ -239,11 +240,12 @@ class SampleStream:
             raise SourceError(DATA_DIFFERS)
         return draws
 
-    def _drop_over_length(self, piece: Piece) -> None:
-        """Drop a pending piece that is longer than this stream's rows, and whose policy knows no cut."""
+    def _drop(self, piece: Piece) -> None:
+        """Drop a pending piece that, cut to this stream's rows, cannot be packed."""
         cutter = self._cutters[piece.source]
         self._log.packed[piece.number] = 1
-        if cutter.drop(piece):
+        fault = cutter.drop(piece, self._lengths[0])
+        if fault is not None:
             for order in (self.order, *(point.order.start for point in self._log.points)):
                 order.sources[piece.source].faults += 1
-            cutter.check_budget(self.order.sources[piece.source], piece, self._lengths[0])
+            cutter.check_budget(self.order.sources[piece.source], fault)

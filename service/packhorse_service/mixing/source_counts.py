@@ -1,6 +1,6 @@
 """What became of all that each source gave: for every target drawn, one line of the account.
 
-    targets = packed + lost to the over-length policy + left over at the end + pending
+    targets = packed + lost to the over-length policy + unsupervised + left over at the end + pending
 
 It holds at any moment, for each source. A target is an (input, label) pair: a slot of a row.
 """
@@ -30,14 +30,17 @@ class SourceCounts:
     packed: int = 0  # targets in micro-batches, those of steps made ahead included
     over_length: int = 0  # samples
     dropped_samples: int = 0  # dropped as a whole for their length
-    lost_targets: int = 0  # dropped or cut off
+    lost_targets: int = 0  # dropped or cut off for their length
+    unsupervised_pieces: int = 0  # dropped, as nothing in them is trained on
+    unsupervised_targets: int = 0  # of those, and of samples skipped for such a piece
     dropped_remainder: int = 0  # targets of an incomplete last step that was dropped
     faults: int = 0  # samples skipped
 
     @property
     def pending(self) -> int:
         """Number of targets that wait to be packed."""
-        return self.targets - self.packed - self.lost_targets - self.dropped_remainder
+        gone = self.lost_targets + self.unsupervised_targets + self.dropped_remainder
+        return self.targets - self.packed - gone
 
 
 class PipelineProgress(NamedTuple):
@@ -54,7 +57,8 @@ def describe_counts(counts: Mapping[str, SourceCounts]) -> Iterator[str]:
     for name, of_source in counts.items():
         yield (
             f"source {name!r}: {of_source.samples} samples of {of_source.ids} ids; of {of_source.targets} targets "
-            f"{of_source.packed} packed, {of_source.lost_targets} lost, {of_source.dropped_remainder} left over, "
-            f"{of_source.pending} pending; {of_source.over_length} samples over length, "
-            f"{of_source.dropped_samples} lost, {of_source.faults} skipped"
+            f"{of_source.packed} packed, {of_source.lost_targets} lost, {of_source.unsupervised_targets} unsupervised, "
+            f"{of_source.dropped_remainder} left over, {of_source.pending} pending; {of_source.over_length} samples "
+            f"over length, {of_source.dropped_samples} lost, {of_source.unsupervised_pieces} pieces unsupervised, "
+            f"{of_source.faults} skipped"
         )

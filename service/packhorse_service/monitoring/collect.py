@@ -256,6 +256,7 @@ def _source_statuses(producer: Producer, progress: PipelineProgress | None) -> I
             skipped=of_source.faults,
             lost_samples=of_source.dropped_samples,
             lost_tokens=of_source.lost_targets,
+            unsupervised_tokens=of_source.unsupervised_targets,
             share=round(of_source.ids / drawn, 4),
             weight=round(plan.weight / weights, 4),
             epoch=epoch,

@@ -164,6 +164,12 @@ STREAM_METRICS = (
         _of_sources(lambda s: s.lost_tokens),
         ("source",),
     ),
+    counter(
+        "source_unsupervised_tokens",
+        "Targets left out by the policy `unsupervised`: nothing of their sample or piece is trained on.",
+        _of_sources(lambda s: s.unsupervised_tokens),
+        ("source",),
+    ),
     gauge("source_epoch", "The epoch that a source is in, from 0.", _of_sources(lambda s: s.epoch), ("source",)),
     gauge(
         "source_epoch_progress_ratio",

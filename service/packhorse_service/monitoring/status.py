@@ -80,6 +80,7 @@ class SourceStatus:
     skipped: int  # samples whose content is unusable
     lost_samples: int  # dropped for their length
     lost_tokens: int  # dropped or cut off for their length
+    unsupervised_tokens: int  # dropped, as nothing around them is trained on
     share: float  # of the tokens of all sources so far
     weight: float  # what its share shall be
     epoch: int  # from 0

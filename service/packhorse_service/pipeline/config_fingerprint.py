@@ -14,6 +14,7 @@ from packhorse_service.config.serve_config import ServeConfig
 from packhorse_service.loading.decode import DecodingSpec
 from packhorse_service.loading.tokenizer import Tokenizer
 from packhorse_service.mixing.open_blocks import SourcePlan
+from packhorse_service.mixing.unsupervised import Unsupervised
 from packhorse_service.packing.packing_plan import PackingPlan
 from packhorse_service.planning.balance import CostModel
 from packhorse_service.snapshot.fingerprint import StreamFingerprint
@@ -38,7 +39,11 @@ def fingerprint_config(
         "manifest": [[s.order.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
         "mixture": [[[s.order.weight, s.order.epochs] for s in settings], config.mixing.model_dump()],
         "order": [asdict(replace(s.order, weight=1, epochs=1)) for s in settings],
-        "over_length": [[s.over_length, s.skip_budget] for s in settings],
+        # What is left as it is by default adds nothing, so that older checkpoints go on.
+        "over_length": [
+            [s.over_length, s.skip_budget, *([s.unsupervised] if s.unsupervised is not Unsupervised.KEEP else [])]
+            for s in settings
+        ],
         "rendering": [
             [d.name, d.format, d.chat_template, *([sorted(d.ignore_fields)] if d.ignore_fields else [])]
             for d in decoding.values()

@@ -177,7 +177,13 @@ def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, 
         shuffle=source.shuffle,
         seed=config.seed,
     )
-    return SourcePlan(order=order, shards=shards, over_length=source.over_length, skip_budget=source.skip_budget)
+    return SourcePlan(
+        order=order,
+        shards=shards,
+        over_length=source.over_length,
+        skip_budget=source.skip_budget,
+        unsupervised=source.unsupervised,
+    )
 
 
 def make_engine(config: ServeConfig, plan: StreamPlan) -> Engine:

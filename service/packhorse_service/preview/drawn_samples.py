@@ -33,6 +33,7 @@ class DrawnSamples:
         self.sources: list[int] = []  # of each
         sources = len(planning.sources)
         self.skipped = [0] * sources  # samples of each source with unusable content
+        self.unsupervised = [0] * sources  # tokens of each source that its policy leaves out
         self.empty = 0  # samples without a slot, left out
         self.epochs = [0] * sources
         self.over_length = [0] * sources  # samples

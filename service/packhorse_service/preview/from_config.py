@@ -37,7 +37,9 @@ def plan_feed(config: ServeConfig, base: Path, origin: str, steps: int | None, a
             if steps is not None and collector.steps >= steps and collector.whole:
                 collector.complete = False
                 break
-        collector.samples.skipped = [pipeline.counts[setting.order.name].faults for setting in plan.sources]
+        counts = [pipeline.counts[setting.order.name] for setting in plan.sources]
+        collector.samples.skipped = [of_source.faults for of_source in counts]
+        collector.samples.unsupervised = [of_source.unsupervised_targets for of_source in counts]
         return collector
     finally:
         engine.close()

@@ -254,6 +254,7 @@ class PlanCollector:
                 skipped=self.samples.skipped[i],
                 over_length=self.samples.over_length[i],
                 lost=self.samples.lost[i],
+                unsupervised=self.samples.unsupervised[i],
             )
             for i, source in enumerate(self.planning.sources)
         )

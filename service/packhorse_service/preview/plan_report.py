@@ -159,6 +159,7 @@ class SourceReport:
     skipped: int  # samples with unusable content, within the budget
     over_length: int  # samples
     lost: int  # tokens of these that are not planned
+    unsupervised: int  # tokens that its policy leaves out, as nothing around them is trained on
 
 
 @dataclass(frozen=True, slots=True)

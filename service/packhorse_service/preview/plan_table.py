@@ -86,6 +86,7 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
     samples, over = report.samples, report.fill.packs_over
     epochs = max(source.epochs for source in report.sources)
     skipped = sum(source.skipped for source in report.sources)
+    unsupervised = sum(source.unsupervised for source in report.sources)
     passes = f"{pluralise(epochs, 'epoch')} begun"
     yield (
         "steps",
@@ -99,6 +100,7 @@ def _size_rows(report: PlanReport, unit: str) -> Iterator[FigureRow]:
             f"median {samples.lengths.p50:,}, p99 {samples.lengths.p99:,}, longest {samples.lengths.max:,} slots",
             f"{samples.empty:,} without a slot left out" if samples.empty else "",
             f"{skipped:,} more skipped as unusable" if skipped else "",
+            f"{unsupervised:,} tokens without a loss left out" if unsupervised else "",
         ),
     )
     yield (

@@ -27,7 +27,7 @@ RESUMABLE_CHANGES: dict[str, str] = {
     "manifest": "shards are taken by their number in the list, whatever their names and sizes are",
     "mixture": "weights and epochs are the new ones, and no source catches up for what was before",
     "order": "every source begins its data anew",
-    "over_length": "samples that are over length or unusable are treated by the new policies",
+    "over_length": "samples that are over length, unusable or not trained on are treated by the new policies",
     "rendering": "samples are decoded by the new format and template",
     "tokenizer": "samples have the ids of the new tokenizer",
 }

@@ -212,9 +212,19 @@ def test_what_each_policy_loses_is_known_beforehand(tmp_path: Path) -> None:
 
 
 def test_the_account_names_the_source_and_every_count() -> None:
-    counts = SourceCounts(samples=10, ids=1010, targets=1000, over_length=3, dropped_samples=2, faults=1, **LEDGER)
+    counts = SourceCounts(
+        samples=10,
+        ids=1010,
+        targets=1000,
+        over_length=3,
+        dropped_samples=2,
+        unsupervised_pieces=4,
+        unsupervised_targets=20,
+        faults=1,
+        **LEDGER,
+    )
     (line,) = describe_counts({"docs": counts})
     assert line == (
-        "source 'docs': 10 samples of 1010 ids; of 1000 targets 700 packed, 200 lost, 40 left over, 60 pending; "
-        "3 samples over length, 2 lost, 1 skipped"
+        "source 'docs': 10 samples of 1010 ids; of 1000 targets 700 packed, 200 lost, 20 unsupervised, 40 left over, "
+        "40 pending; 3 samples over length, 2 lost, 4 pieces unsupervised, 1 skipped"
     )

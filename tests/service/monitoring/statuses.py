@@ -144,6 +144,7 @@ def _source(name: str, share: float, weight: float, epoch: int, epochs: int | No
         skipped=skipped,
         lost_samples=0,
         lost_tokens=88_008 if name == "docs" else 0,
+        unsupervised_tokens=0,
         share=share,
         weight=weight,
         epoch=epoch,

@@ -248,7 +248,7 @@ def test_what_was_cut_or_dropped_stays_so_when_rows_get_longer(tmp_path: Path, p
 def test_a_waiting_sample_that_is_over_length_now_is_an_error_that_names_it(tmp_path: Path) -> None:
     old, new = (lossy_plan(tmp_path, "error", n) for n in (150, 64))
     snapshot = run_plan(old, limit=1)[0].snapshot
-    said = r"a sample that waits is over length now: shard 'part-.*\.tar', sample '\d+': \d+ slots are more than "
+    said = r"a sample that waits cannot be used any more: shard 'part-.*\.tar', sample '\d+': \d+ slots are more than "
     with pytest.raises(ContractError, match=said + "seq_length=64; set over_length to split, .*or raise seq_length"):
         resumed(new, snapshot)
 

@@ -28,6 +28,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "shuffle": ({"sources": {"docs": {"shuffle": False}}}, ["order"]),
     "open_shards": ({"sources": {"docs": {"open_shards": 1}}}, ["order"]),
     "over_length": ({"sources": {"docs": {"over_length": "split"}}}, ["over_length"]),
+    "unsupervised": ({"sources": {"docs": {"unsupervised": "drop"}}}, ["over_length"]),
     "skip_budget": ({"sources": {"docs": {"skip_budget": 1}}}, ["over_length"]),
     "format": ({"sources": {"docs": {"format": "tokens"}}}, ["rendering"]),
     "chat_template": ({"sources": {"docs": {"chat_template": "chat.jinja"}}}, ["rendering"]),

@@ -31,6 +31,7 @@ const SOURCES = [
   { head: "pending", kind: "figure", text: ({ pending }) => number(pending) },
   { head: "skipped", kind: "figure", text: ({ skipped }) => whole(skipped) },
   { head: "over length", kind: "wide", text: lostOf },
+  { head: "unsupervised", kind: "figure", text: ({ unsupervised_tokens }) => number(unsupervised_tokens) },
 ];
 
 function loaderPairs({ workers, busy, restarts, waits_for }) {
