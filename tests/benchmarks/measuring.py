@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -106,10 +108,19 @@ def machine_table() -> Table:
         "Python": platform.python_version(),
         "numpy": np.__version__,
         "pyzmq, libzmq": f"{zmq.__version__}, {zmq.zmq_version()}",
+        "revision": _revision(),
         "date": time.strftime("%Y-%m-%d"),
     }.items():
         table.add_row(name, value)
     return table
+
+
+def _revision() -> str:
+    """Commit of the code that is measured, by which a reader knows how old the figures are."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return described.stdout.strip() or "not in a git checkout"
 
 
 def markdown(table: Table) -> str:

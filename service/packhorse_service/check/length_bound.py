@@ -15,6 +15,7 @@ from packhorse.rounding import ceil_div, round_up
 __all__ = ["Lengths", "fill_bound", "load_lengths"]
 
 Lengths = npt.NDArray[np.int64]  # [N] slots of each sample
+LONGEST = 2**31 - 1  # slots of a sample: offsets are int32; sums over samples stay within int64
 
 
 def load_lengths(path: Path, *, ids: bool = False) -> Lengths:
@@ -28,6 +29,11 @@ def load_lengths(path: Path, *, ids: bool = False) -> Lengths:
         raise ConfigError(f"--lengths {str(path)!r} cannot be read: {error}") from error
     if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
         raise ConfigError(f"--lengths {str(path)!r} must hold one row of integers, the slots of each sample")
+    odd = np.flatnonzero((lengths < 0) | (lengths > LONGEST))
+    if len(odd):
+        raise ConfigError(
+            f"--lengths {str(path)!r}: sample {odd[0]} has a length of {lengths[odd[0]]}; lengths are 0 to {LONGEST}"
+        )
     slots = lengths.astype(np.int64)
     return np.maximum(slots - 1, 0) if ids else slots
 

@@ -207,7 +207,17 @@ def test_the_bound_follows_the_packing(packing: str, expected: float) -> None:
     assert fill_bound(np.array([], dtype=np.int64), contract)["useful_fill_at_most"] == 0.0
 
 
-@pytest.mark.parametrize("content", [np.array([[1]]), np.array([0.5]), np.array([None], dtype=object)])
+@pytest.mark.parametrize(
+    "content",
+    [
+        np.array([[1]]),
+        np.array([0.5]),
+        np.array([None], dtype=object),
+        np.array([4, -3]),
+        np.array([2**31]),
+        np.array([2**64 - 1], dtype=np.uint64),
+    ],
+)
 def test_lengths_of_another_kind_are_refused(tmp_path: Path, content: Any) -> None:
     np.save(tmp_path / "lengths.npy", content, allow_pickle=True)
     done = check(feed(tmp_path), "--lengths", tmp_path / "lengths.npy")
