@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from packhorse_service.commands import app
@@ -19,18 +20,17 @@ from tests.service.shards_on_disk import save_tiny_tokenizer
 README = Path(__file__).parents[1] / "README.md"
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found.group(1)
+def block(language: str, number: int = 0) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) > number
+    return str(found[number])
 
 
 def test_the_first_60_lines_hold_the_configuration_the_loop_and_the_data_path() -> None:
     top = "\n".join(README.read_text(encoding="utf-8").splitlines()[:60])
-    for part in (block("yaml"), block("python"), "make demo", "make test", "═ZeroMQ═", "pipeline/"):
+    for part in (block("yaml"), block("python"), block("python", 1), "make demo", "make test", "═ZeroMQ═", "pipeline/"):
         assert part in top
-    assert len(block("yaml").splitlines()) <= 13
-    assert len(block("python").splitlines()) <= 9
+    assert len(block("yaml").splitlines() + block("python").splitlines()) <= 13
 
 
 def test_it_is_read_in_one_sitting() -> None:
@@ -60,30 +60,51 @@ def test_every_command_it_shows_exists_with_its_options() -> None:
             assert re.search(rf"{option}\s", described.stdout), command
 
 
-def test_the_configuration_serves_and_the_loop_trains(tmp_path: Path) -> None:
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """What ``feed.yaml`` names."""
     save_tiny_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "docs.jsonl").write_text("\n".join(json.dumps({"text": f"horse {i} " * (i + 1)}) for i in range(40)))
     chats = [{"prompt": f"How many packs carries horse {i}?", "completion": "the packs " * i} for i in range(40)]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, chats)))
     prepare([tmp_path / "docs.jsonl"], tmp_path, name="docs", max_shard_samples=20, progress=False)
     prepare([tmp_path / "chat.jsonl"], tmp_path, name="chat", progress=False)
-    config = tmp_path / "feed.yaml"
-    config.write_text(block("yaml").replace(":5555", ":*"))
-    counted = "def train(tokens, labels, mask, *_): print(tokens.dtype, tokens.shape[0], int(mask.sum()))\n"
+    (tmp_path / "feed.yaml").write_text(block("yaml"))
+    return tmp_path
+
+
+COUNTED = "def train(tokens, labels, mask, *_): print(tokens.dtype, tokens.shape[0], int(mask.sum()))\n"
+
+
+def start(script: str, folder: Path, **environ: str) -> subprocess.Popen[str]:
+    command, environment = [sys.executable, "-c", script], {**os.environ, **environ}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment)
+
+
+def test_the_first_loop_trains(data: Path) -> None:
+    trained = start(COUNTED + block("python"), data)
+    printed = trained.communicate(timeout=DEADLINE_S)[0].splitlines()
+    assert trained.returncode == 0 and len(printed) > 0
+    assert all(line.startswith("torch.int64 512 ") for line in printed)
+    assert sum(int(line.split()[-1]) for line in printed) > 0
+
+
+def test_the_feed_of_a_larger_job_reads_from_its_server(data: Path) -> None:
+    shown = block("python", 1)
+    given = {
+        "data=16, tensor=2, context=2": "data=2",
+        ', key_file="rank.key"': "",
+        "...": "\n    print(len(list(feed)))",
+    }
+    config = data / "feed.yaml"
+    config.write_text("listen: tcp://127.0.0.1:*\nlayout: {data: 2}\n" + block("yaml"))
     with running_server(config) as server:
-        script = counted + block("python").replace("tcp://127.0.0.1:5555", server.endpoint)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
-            )
-            for rank in range(2)
-        ]
-        printed = [rank.communicate(timeout=DEADLINE_S)[0].splitlines() for rank in ranks]
+        script = "import packhorse\n" + shown.replace("tcp://10.0.0.7:5555", server.endpoint)
+        for what, here in given.items():
+            assert what in script
+            script = script.replace(what, here)
+        ranks = [start(script, data, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+        printed = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0]
         assert server.process.wait(DEADLINE_S) == 0
-    assert len(printed[0]) == len(printed[1]) > 0
-    assert all(line.startswith("torch.int64 256 ") for lines in printed for line in lines)
-    assert sum(int(line.split()[-1]) for lines in printed for line in lines) > 0
+    assert printed[0] == printed[1] and int(printed[0]) > 0

@@ -57,6 +57,7 @@ SOCKETS = {
     "packhorse/transport/zmtp_probe.py": "asks a server that closes handshakes for its security mechanism",
     "packhorse/transport/key_files.py": "asks ZeroMQ for the public key of a secret, and what it is built with",
     "packhorse/transport/handshakes.py": "knows ZeroMQ's events by their names; opens no socket",
+    "packhorse/launching/runtime_folder.py": "asks whether anybody listens on a launched server's socket",
     "packhorse_service/server/key_generation.py": "has ZeroMQ make a pair of keys; opens no socket",
     "packhorse_service/server/router.py": "is the server's socket",
     "packhorse_service/server/zmq_connections.py": "closes single connections of the server's socket",
@@ -71,6 +72,7 @@ CLOCKS = {
     "packhorse/feeding/loop_waits.py": "deadlines of the loop",
     "packhorse/transport/connection.py": "how long ago the loop asked, and how long a reader that has ended stays",
     "packhorse/transport/socket_worker.py": "keep-alives",
+    "packhorse/launching/local_server.py": "deadlines of a launched server's start and end",
     "packhorse_service/server/server.py": "gives `now` to the sessions",
     "packhorse_service/loading/decode.py": "pauses between tries of a read; the sleep is an argument",
     "packhorse_service/tap.py": "takes as long over a micro-batch as it was asked to",
@@ -88,6 +90,7 @@ THREADS = {
     "packhorse/feeding/hand_over.py": "starts none; what is owed is owed to a thread",
     "packhorse/transport/connection.py": "has the lock that the client's thread shares with the loop",
     "packhorse/transport/socket_worker.py": "works the socket under that lock",
+    "packhorse/launching/local_server.py": "logs what the server that it started logs",
     "packhorse_service/server/producer.py": "runs a stream's pipeline beside the server's loop",
     "packhorse_service/loading/engine.py": "hands blocks to worker processes",
     "packhorse_service/monitoring/status_http.py": "answers HTTP beside the server's loop",
@@ -199,6 +202,7 @@ def test_the_public_names_are_these() -> None:
         "TransportError",
         "Violation",
         "__version__",
+        "launch",
     ]
     assert all(hasattr(packhorse, name) for name in packhorse.__all__)
 

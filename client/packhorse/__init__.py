@@ -37,6 +37,7 @@ from packhorse.errors import (
     TransportError,
 )
 from packhorse.feed import Feed, FeedStats
+from packhorse.launching.launch import launch
 from packhorse.rules import Severity, Violation
 
 __version__ = "0.1.0"
@@ -72,4 +73,5 @@ __all__ = [
     "TransportError",
     "Violation",
     "__version__",
+    "launch",
 ]

@@ -231,3 +231,15 @@ def test_ids_above_16_bits_travel_whole(tmp_path: Path) -> None:
         (mb,) = read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
     assert mb.tokens[:4].tolist() == ids[:-1]
     assert mb.labels[:4].tolist() == ids[1:]
+
+
+def test_a_server_that_keeps_running_serves_one_job_after_the_other_at_one_endpoint(token_shards: Path) -> None:
+    config = write_config(token_shards, contract=CONTRACT, sources={"a": {"shards": "a-*.tar"}})
+    with running_server(config, "--keep-running") as server:
+        first, second = (read_rank(server.endpoint, ParallelLayout(), 0, BatchContract()) for _ in range(2))
+        with Feed(server.endpoint, arrays="numpy", start_timeout=DEADLINE_S) as left_early:
+            third = next(left_early)
+        assert server.signal_and_wait(signal.SIGTERM) == 0
+    assert [mb.computed_digest() for mb in first] == [mb.computed_digest() for mb in second]
+    assert third.computed_digest() == first[0].computed_digest()
+    assert targets_delivered(first) == targets_on_disk(token_shards)

@@ -50,7 +50,7 @@ class Connection:
         self._leave_by = 0.0
         self._stopping = threading.Event()
         self._ownership = SocketOwnership()
-        self._builder = MicroBatchBuilder(self.queue, convert, self._fail)
+        self._builder = MicroBatchBuilder(self.queue, convert, self.fail)
         self._worker = SocketWorker(Dealer(endpoint, key=key), self.queue, self.activity, self._ownership, self.lock)
 
     def stop(self) -> None:
@@ -128,7 +128,7 @@ class Connection:
             self._renew_if_dirty()
             work()
         except Exception as error:  # noqa: BLE001  whatever it is, it waits its turn
-            self._fail(error)
+            self.fail(error)
         except BaseException:
             with self.lock:
                 self._ownership.interrupted()
@@ -145,7 +145,7 @@ class Connection:
                 else:
                     self._rebuild_ahead()
         except Exception as error:  # noqa: BLE001  whatever it is, the loop must hear that nothing will come
-            self._fail(error)
+            self.fail(error)
         finally:
             self._close()
 
@@ -180,7 +180,7 @@ class Connection:
             self.changed.wait_for(self._ownership.close)
         self._worker.close(orderly=self.leaving or self.session.state is State.ENDED)
 
-    def _fail(self, error: Exception) -> PackhorseError:
+    def fail(self, error: Exception) -> PackhorseError:
         """Have the loop hear why nothing will come, and the thread end; return what is raised for ``error``."""
         named = error
         if not isinstance(named, PackhorseError):

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ from packhorse_service.server.lifetime import Ending
 from packhorse_service.server.logs import LogForm, log_to_stderr
 from packhorse_service.server.rlimit import allow_open_files
 from packhorse_service.server.server import Server
-from packhorse_service.server.signals import stopped_by_signals
+from packhorse_service.server.signals import ParentWatch, stopped_by_signals
 from packhorse_service.server.systemd import SystemdNotifier
 
 __all__ = ["serve_command"]
@@ -67,6 +67,13 @@ def serve_command(
     key_file: Annotated[
         Path | None, typer.Option(help="The server's key instead of curve.key_file.", metavar="SERVER.KEY")
     ] = None,
+    keep_running: Annotated[
+        bool, typer.Option("--keep-running", help="Wait for the next job, from the beginning, once all have left.")
+    ] = False,
+    parent: Annotated[
+        int | None,
+        typer.Option(help="Stop once this process, which has started the server, has ended.", metavar="PID"),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
     log_format: Annotated[LogForm, typer.Option(help="One line an event, as text or as JSON.")] = LogForm.TEXT,
 ) -> int:
@@ -87,28 +94,52 @@ def serve_command(
     if insecure and described.curve is None and not is_private(where):
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = _curve(described.curve, key_file, config.parent)
-    plans = _planned(described, config.parent)
-    with ExitStack() as resources:
-        streams = [(stream, make_engine(described, stream)) for stream in plans]
-        for _, engine in streams:
-            resources.callback(engine.close)
-        server = Server(
-            streams,
-            where,
-            steps_ahead=described.steps_ahead,
-            rejoin_after_s=described.rejoin_after_s,
-            curve=curve,
-            insecure=insecure,
-        )
-        resources.callback(server.close)
-        resources.enter_context(stopped_by_signals(server.stop))
-        hook, monitor_url = _monitored(server, address, resources)
-        _announce(server.endpoint, monitor_url, plans)
-        # The endpoint comes last: whoever finds it finds the other too.
-        publish(monitor_url, monitor_file)
-        publish(server.endpoint, endpoint_file)
-        _collect_less()
-        return EXIT_CODES[server.serve(hook)]
+    serving = Serving(described, config.parent, where, address, curve, insecure=insecure, parent=parent)
+    ending = serving.serve_job(monitor_file, endpoint_file)
+    while keep_running and ending is not Ending.STOPPED:
+        log.info("the job has ended; waiting for the next one, which begins at the beginning or where its state says")
+        ending = serving.serve_job(monitor_file, endpoint_file)
+    return EXIT_CODES[ending]
+
+
+@dataclass(slots=True)
+class Serving:
+    """Settings of ``packhorse serve``, by which it serves one job after the other."""
+
+    described: ServeConfig
+    base: Path
+    listen: str
+    monitor: Address | None
+    curve: Curve | None
+    insecure: bool
+    parent: int | None
+
+    def serve_job(self, monitor_file: Path | None, endpoint_file: Path | None) -> Ending:
+        """Serve until all readers have left, or as ``Server.serve`` says; the next job finds the same addresses."""
+        described = self.described
+        plans = _planned(described, self.base)
+        with ExitStack() as resources:
+            streams = [(stream, make_engine(described, stream)) for stream in plans]
+            for _, engine in streams:
+                resources.callback(engine.close)
+            server = Server(
+                streams,
+                self.listen,
+                steps_ahead=described.steps_ahead,
+                rejoin_after_s=described.rejoin_after_s,
+                curve=self.curve,
+                insecure=self.insecure,
+            )
+            resources.callback(server.close)
+            resources.enter_context(stopped_by_signals(server.stop))
+            self.listen = server.endpoint
+            hook, monitor_url = _monitored(server, self.monitor, resources)
+            _announce(server.endpoint, monitor_url, plans)
+            # The endpoint comes last: whoever finds it finds the other too.
+            publish(monitor_url, monitor_file)
+            publish(server.endpoint, endpoint_file)
+            _collect_less()
+            return server.serve(hook if self.parent is None else ParentWatch(self.parent, server.stop, hook))
 
 
 EXIT_CODES = {Ending.ALL_LEFT: 0, Ending.STOPPED: 0, Ending.SILENT: 3}
