@@ -84,7 +84,8 @@ def start(script: str, folder: Path, **environ: str) -> subprocess.Popen[str]:
 def test_the_first_loop_trains(data: Path) -> None:
     trained = start(COUNTED + block("python"), data)
     printed = trained.communicate(timeout=DEADLINE_S)[0].splitlines()
-    assert trained.returncode == 0 and len(printed) > 0
+    assert trained.returncode == 0
+    assert len(printed) > 0
     assert all(line.startswith("torch.int64 512 ") for line in printed)
     assert sum(int(line.split()[-1]) for line in printed) > 0
 
@@ -107,4 +108,5 @@ def test_the_feed_of_a_larger_job_reads_from_its_server(data: Path) -> None:
         printed = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0]
         assert server.process.wait(DEADLINE_S) == 0
-    assert printed[0] == printed[1] and int(printed[0]) > 0
+    assert printed[0] == printed[1]
+    assert int(printed[0]) > 0

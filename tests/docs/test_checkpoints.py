@@ -47,7 +47,8 @@ def test_the_evaluation_covers_the_same_targets_in_each_pass_on_both_ranks(tmp_p
         (tmp_path / f"{name}.jsonl").write_text(rows)
         prepare([tmp_path / f"{name}.jsonl"], tmp_path, name=name, max_shard_samples=20, progress=False)
     config = tmp_path / "feed.yaml"
-    config.write_text(blocks(README, "yaml")[0].replace(":5555", ":*") + blocks(PAGE, "yaml")[0])
+    served = "listen: tcp://127.0.0.1:*\nlayout: {data: 1, context: 2}\n"
+    config.write_text(served + blocks(README, "yaml")[0] + blocks(PAGE, "yaml")[0])
     (snippet,) = [block for block in blocks(PAGE, "python") if "validation" in block]
     body = SCRIPT % re.sub("^(?=.)", "    ", snippet, flags=re.MULTILINE)
     with running_server(config) as server:

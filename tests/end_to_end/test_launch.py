@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,13 @@ for micro_batch in feed:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     samples = [(f"{number}.npy", ids_member(range(number, number + 20))) for number in range(40)]
     write_tar(tmp_path / "a.tar", samples)
     # Short enough for a socket, wherever the tests' own folders are.
-    run = Path("/tmp") / f"ph-{os.getpid()}"
-    run.mkdir(exist_ok=True)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
-    return tmp_path
+    with tempfile.TemporaryDirectory(prefix="ph-", dir="/tmp") as run:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+        yield tmp_path
 
 
 def config(folder: Path, data: int = 1) -> Path:
@@ -63,7 +63,7 @@ def is_gone(pid: int) -> bool:
 
 
 def launched(folder: Path, **options: Any) -> packhorse.Feed:
-    timeouts = {"start_timeout": DEADLINE_S, "stall_timeout": DEADLINE_S}
+    timeouts: dict[str, Any] = {"start_timeout": DEADLINE_S, "stall_timeout": DEADLINE_S}
     return packhorse.launch(config(folder), arrays="numpy", **timeouts, **options)
 
 
@@ -92,17 +92,20 @@ def test_a_launched_feed_gives_what_a_server_gives_and_leaves_nothing(folder: Pa
     with launched(folder) as feed:
         pid = server_pid(feed)
         here = [micro_batch.tokens.tolist() for micro_batch in feed]
-    assert is_gone(pid) and not sockets()
+    assert is_gone(pid)
+    assert not sockets()
     with running_server(config(folder)) as server:
         served = read_all(server.endpoint, packhorse.ParallelLayout())[0]
-    assert here == [micro_batch.tokens.tolist() for micro_batch in served] and len(here) > 8
+    assert here == [micro_batch.tokens.tolist() for micro_batch in served]
+    assert len(here) > 8
 
 
 def test_a_loop_that_is_left_early_leaves_no_server(folder: Path) -> None:
     with launched(folder) as feed:
         pid = server_pid(feed)
         next(feed)
-    assert is_gone(pid) and not sockets()
+    assert is_gone(pid)
+    assert not sockets()
 
 
 def test_ranks_of_torchrun_on_one_node_read_from_one_server(folder: Path) -> None:
@@ -117,7 +120,8 @@ def test_ranks_of_torchrun_on_one_node_read_from_one_server(folder: Path) -> Non
         served = read_all(server.endpoint, packhorse.ParallelLayout(data=2))
     for of_rank, expected in zip(lines, (served[0], served[1]), strict=True):
         assert [tokens for _, _, tokens in of_rank] == [micro_batch.tokens.tolist() for micro_batch in expected]
-    assert is_gone(lines[0][0][0]) and not sockets()
+    assert is_gone(lines[0][0][0])
+    assert not sockets()
 
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(3)", "sys.exit()", "raise ZeroDivisionError"])
@@ -131,11 +135,12 @@ def test_a_trainer_that_ends_leaves_no_server_whatever_ended_it(folder: Path, ho
 
 
 def test_a_server_that_is_killed_fails_the_loop_at_once(folder: Path) -> None:
-    with pytest.raises(ServerFailed, match="signal SIGKILL"), launched(folder) as feed:
+    with launched(folder) as feed:
         next(feed)
         os.kill(server_pid(feed), signal.SIGKILL)
-        for _ in feed:
-            wait_until(lambda: is_gone(server_pid(feed)), "the end of the server")
+        wait_until(lambda: is_gone(server_pid(feed)), "the end of the server")
+        with pytest.raises(ServerFailed, match="signal SIGKILL"):
+            list(feed)
     assert not sockets()
 
 

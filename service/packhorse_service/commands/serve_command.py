@@ -7,10 +7,11 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -30,7 +31,7 @@ from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.server.authentication import Curve, load_curve
 from packhorse_service.server.bind_policy import is_private, require_private
 from packhorse_service.server.lifetime import Ending
-from packhorse_service.server.logs import LogForm, log_to_stderr
+from packhorse_service.server.logs import EVENTS, LogForm, log_to_stderr
 from packhorse_service.server.rlimit import allow_open_files
 from packhorse_service.server.server import Server
 from packhorse_service.server.signals import ParentWatch, stopped_by_signals
@@ -39,6 +40,7 @@ from packhorse_service.server.systemd import SystemdNotifier
 __all__ = ["serve_command"]
 
 log = logging.getLogger("packhorse.server")
+events = logging.getLogger(EVENTS)
 
 
 class LogLevel(StrEnum):
@@ -95,10 +97,11 @@ def serve_command(
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = _curve(described.curve, key_file, config.parent)
     serving = Serving(described, config.parent, where, address, curve, insecure=insecure, parent=parent)
-    ending = serving.serve_job(monitor_file, endpoint_file)
-    while keep_running and ending is not Ending.STOPPED:
-        log.info("the job has ended; waiting for the next one, which begins at the beginning or where its state says")
+    with stopped_by_signals(serving.stop):
         ending = serving.serve_job(monitor_file, endpoint_file)
+        while keep_running and serving.stopped_by is None:
+            events.info("the job has ended; waiting for the next one, from the beginning or where its state says")
+            ending = serving.serve_job(monitor_file, endpoint_file)
     return EXIT_CODES[ending]
 
 
@@ -113,16 +116,25 @@ class Serving:
     curve: Curve | None
     insecure: bool
     parent: int | None
+    stopped_by: str | None = None
+    server: Server | None = None  # of this job
+
+    def stop(self, why: str) -> None:
+        """End this job and take no other; safe in a signal handler."""
+        self.stopped_by = why
+        if self.server is None:
+            raise SystemExit(0)  # nothing is served yet: whatever is being read need not come to its end
+        self.server.stop(why)
 
     def serve_job(self, monitor_file: Path | None, endpoint_file: Path | None) -> Ending:
         """Serve until all readers have left, or as ``Server.serve`` says; the next job finds the same addresses."""
-        described = self.described
+        described, self.server = self.described, None
         plans = _planned(described, self.base)
         with ExitStack() as resources:
             streams = [(stream, make_engine(described, stream)) for stream in plans]
             for _, engine in streams:
                 resources.callback(engine.close)
-            server = Server(
+            self.server = server = Server(
                 streams,
                 self.listen,
                 steps_ahead=described.steps_ahead,
@@ -131,15 +143,16 @@ class Serving:
                 insecure=self.insecure,
             )
             resources.callback(server.close)
-            resources.enter_context(stopped_by_signals(server.stop))
             self.listen = server.endpoint
             hook, monitor_url = _monitored(server, self.monitor, resources)
             _announce(server.endpoint, monitor_url, plans)
+            if monitor_url is not None and self.monitor is not None:
+                self.monitor = replace(self.monitor, port=urlsplit(monitor_url).port or self.monitor.port)
             # The endpoint comes last: whoever finds it finds the other too.
             publish(monitor_url, monitor_file)
             publish(server.endpoint, endpoint_file)
             _collect_less()
-            return server.serve(hook if self.parent is None else ParentWatch(self.parent, server.stop, hook))
+            return server.serve(hook if self.parent is None else ParentWatch(self.parent, self.stop, hook))
 
 
 EXIT_CODES = {Ending.ALL_LEFT: 0, Ending.STOPPED: 0, Ending.SILENT: 3}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,9 @@ def rank(number: int, **other: str) -> dict[str, str]:
 
 def test_one_process_starts_a_server_of_its_own_each_time() -> None:
     first, second = job_place(FEED, {}), job_place(FEED, {})
-    assert first.starts and second.starts and first.ranks == 1
+    assert first.starts
+    assert second.starts
+    assert first.ranks == 1
     assert first.socket != second.socket
 
 
@@ -62,27 +66,35 @@ def test_a_job_whose_ranks_may_be_elsewhere_is_refused_with_the_way_out(environ:
         job_place(FEED, environ)
 
 
-def test_the_folder_is_this_users_alone(tmp_path: Path) -> None:
-    folder = runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's, wherever the tests' own folders are."""
+    with tempfile.TemporaryDirectory(prefix="ph-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_folder_is_this_users_alone(base: Path) -> None:
+    folder = runtime_folder({"XDG_RUNTIME_DIR": str(base)})
+    assert folder.parent == base
+    assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match="only this user may use"):
-        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-
-
-def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    folder = runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="only this user may use"):
-        runtime_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
-
-
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    base = tmp_path / ("x" * 100)
-    base.mkdir()
-    with pytest.raises(ConfigError, match="shorter"):
         runtime_folder({"XDG_RUNTIME_DIR": str(base)})
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused(base: Path) -> None:
+    folder = runtime_folder({"XDG_RUNTIME_DIR": str(base)})
+    folder.rename(base / "elsewhere")
+    folder.symlink_to(base / "elsewhere")
+    with pytest.raises(ConfigError, match="only this user may use"):
+        runtime_folder({"XDG_RUNTIME_DIR": str(base)})
+
+
+def test_a_path_too_long_for_a_socket_is_refused(base: Path) -> None:
+    deep = base / ("x" * 100)
+    deep.mkdir()
+    with pytest.raises(ConfigError, match="shorter"):
+        runtime_folder({"XDG_RUNTIME_DIR": str(deep)})
 
 
 def test_only_sockets_that_nobody_listens_on_are_removed(tmp_path: Path) -> None:
