@@ -14,9 +14,11 @@ test: $(VENV)/installed  ## all tests that need nothing but Python (8 minutes at
 explore: $(VENV)/installed  ## property tests with other examples each time, and more of them
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore --timeout 0 tests $(EXPLORE)
 
-LONG := tests/fuzz tests/faults tests/service/loadtest tests/hostile tests/service/demo tests/docs/test_getting_started.py
+LONG := tests/fuzz tests/faults tests/service/loadtest tests/hostile tests/service/demo tests/docs/test_getting_started.py \
+  tests/benchmarks tests/service/packing/test_packing_quality.py \
+  $(addprefix tests/end_to_end/test_,evaluation.py state.py handshake.py tap.py)
 
-long: $(VENV)/installed  ## decoders fuzzed, processes killed, load tests, demo and tutorial; a server attacked while ranks read from it
+long: $(VENV)/installed  ## decoders fuzzed, processes killed, states, evaluations, load tests, demo, tutorial; a server attacked
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
 	$(BIN)/python -m pytest tests/hostile  # alone: it compares the throughput of ranks
 

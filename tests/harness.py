@@ -85,7 +85,11 @@ def running_server(config: Path, *options: str) -> Iterator[RunningServer]:
 def failing_server(config: Path, *options: str) -> str:
     """Run a server that must refuse to serve; what it printed, on one line."""
     done = subprocess.run(
-        serve_command(config, *options), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        serve_command(config, "--failure-grace", "0", *options),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 1, f"exit code {done.returncode}: {done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr

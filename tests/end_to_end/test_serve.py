@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packhorse import BatchContract, Feed, HandshakeRefused, MicroBatch, ParallelLayout
+from packhorse import BatchContract, Feed, HandshakeRefused, MicroBatch, ParallelLayout, ServerFailed
 from tests.harness import DEADLINE_S, read_all, read_rank, running_server, wait_until, write_config
 from tests.service.shards_on_disk import ids_member, write_tar
 
@@ -246,3 +246,29 @@ def test_a_server_that_keeps_running_serves_one_job_after_the_other_at_one_endpo
     assert [mb.computed_digest() for mb in first] == [mb.computed_digest() for mb in second]
     assert third.computed_digest() == first[0].computed_digest()
     assert targets_delivered(first) == targets_on_disk(token_shards)
+
+
+def broken_shard(folder: Path) -> Path:
+    write_tar(folder / "a.tar", [("x.npy", ids_member([1, 1000, 2]))])
+    return write_config(folder, contract={**CONTRACT, "vocab_size": 100}, sources={"a": {"shards": "a.tar"}})
+
+
+def failure_logged(config: Path) -> bool:
+    return "a job that begins here fails with this" in config.with_name("server.log").read_text()
+
+
+def test_a_server_whose_data_failed_tells_whoever_comes_later_and_ends(tmp_path: Path) -> None:
+    config = broken_shard(tmp_path)
+    with running_server(config) as server:
+        wait_until(lambda: failure_logged(config), "the failure")
+        with pytest.raises(ServerFailed, match="1000"):
+            read_rank(server.endpoint, ParallelLayout(), 0, BatchContract())
+        assert server.process.wait(DEADLINE_S) == 1
+
+
+def test_a_server_whose_data_failed_and_that_is_stopped_has_failed(tmp_path: Path) -> None:
+    config = broken_shard(tmp_path)
+    with running_server(config) as server:
+        wait_until(lambda: failure_logged(config), "the failure")
+        assert server.process.poll() is None
+        assert server.signal_and_wait(signal.SIGTERM) == 1

@@ -83,12 +83,15 @@ class Server:
     session: StreamSession = field(default_factory=lambda: StreamSession(stream_spec()))
     stream: Stream = field(default_factory=Stream)
     work: deque[Make | Restore] = field(default_factory=deque)
+    broken: frozenset[int] = frozenset()  # steps whose data cannot be used
 
     def produce(self, network: Network) -> bool:
         """Do one piece of the pipeline's work."""
         if not self.work:
             return False
         match self.work.popleft():
+            case Make(generation, step) if step in self.broken:
+                network.server_effects(self.session.not_made(generation, f"step {step} is broken", network.now))
             case Make(generation, _):
                 network.server_effects(self.session.made(generation, self.stream.next_step(), network.now))
             case Restore(generation, snapshot):
@@ -134,10 +137,10 @@ class Client:
 class Network:
     """One server at a time and a client for each reader; connections are queues that can be cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, broken: frozenset[int] = frozenset()) -> None:
         self.now = 0.0
         self._names = 0
-        self.server = Server()
+        self.server = Server(broken=broken)
         self.clients = {at: self._new_client(at) for at in sorted(readers_of(LAYOUT))}
         self.server_effects(self.server.session.warm_up())
 

@@ -325,10 +325,13 @@ def test_what_is_restored_for_one_attempt_is_not_served_to_another_that_meets_me
     cluster, server, (earlier,) = begin(Seen(), ONE)
     run(cluster, Position(3, 0))
     reader = cluster.replace(earlier.at, earlier.session.saved(), zombie=True)
+    cluster.disconnect(earlier)
     cluster.connect(reader)
     cluster.pass_on(reader)
+    cluster.tick(10)  # behind which the earlier one counts as gone
+    cluster.pass_on(reader)
     assert [type(work) for work in server.work][-1] is Restore
-    reconnect(cluster, earlier)
+    cluster.connect(earlier)
     cluster.deliver_up(earlier.connection)
     assert phase_of(server) is Phase.RESTORING
     assert server.session.attempt.snapshot_request is not None, "its own snapshot tells how it packs"

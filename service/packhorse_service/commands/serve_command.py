@@ -30,7 +30,7 @@ from packhorse_service.protocol.derived import derived_values
 from packhorse_service.protocol.stream_spec import readers_of
 from packhorse_service.server.authentication import Curve, load_curve
 from packhorse_service.server.bind_policy import is_private, require_private
-from packhorse_service.server.lifetime import Ending
+from packhorse_service.server.lifetime import FAILURE_GRACE_S, Ending
 from packhorse_service.server.logs import EVENTS, LogForm, log_to_stderr
 from packhorse_service.server.rlimit import allow_open_files
 from packhorse_service.server.server import Server
@@ -72,6 +72,12 @@ def serve_command(
     keep_running: Annotated[
         bool, typer.Option("--keep-running", help="Wait for the next job, from the beginning, once all have left.")
     ] = False,
+    failure_grace: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds for which a server whose data has failed tells why to ranks that come later."
+        ),
+    ] = FAILURE_GRACE_S,
     parent: Annotated[
         int | None,
         typer.Option(help="Stop once this process, which has started the server, has ended.", metavar="PID"),
@@ -96,7 +102,9 @@ def serve_command(
     if insecure and described.curve is None and not is_private(where):
         log.warning("without keys on %s (--insecure): whoever reaches it can read the data and pose as a rank", where)
     curve = _curve(described.curve, key_file, config.parent)
-    serving = Serving(described, config.parent, where, address, curve, insecure=insecure, parent=parent)
+    serving = Serving(
+        described, config.parent, where, address, curve, insecure=insecure, parent=parent, failure_grace_s=failure_grace
+    )
     with stopped_by_signals(serving.stop):
         ending = serving.serve_job(monitor_file, endpoint_file)
         while keep_running and serving.stopped_by is None:
@@ -116,6 +124,7 @@ class Serving:
     curve: Curve | None
     insecure: bool
     parent: int | None
+    failure_grace_s: float
     stopped_by: str | None = None
     server: Server | None = None  # of this job
 
@@ -139,6 +148,7 @@ class Serving:
                 self.listen,
                 steps_ahead=described.steps_ahead,
                 rejoin_after_s=described.rejoin_after_s,
+                failure_grace_s=self.failure_grace_s,
                 curve=self.curve,
                 insecure=self.insecure,
             )

@@ -28,6 +28,13 @@ class CutSample(NamedTuple):
     skipped: bool = False
 
 
+class FruitlessRun(NamedTuple):
+    """Run of samples, one after the other, that gave no piece."""
+
+    begun: int  # the epoch
+    drawn: int  # how many samples were drawn with the last of them
+
+
 class SampleCutter:
     """Cutter of one source's samples, by its over-length policy and its skip budget. ``counts`` is its account."""
 
@@ -35,6 +42,7 @@ class SampleCutter:
         self.counts = SourceCounts()
         self._plan = plan
         self._source = source  # its number
+        self._fruitless = FruitlessRun(0, -1)  # the last
 
     def cut(
         self, block: OpenBlock, index: int, lengths: Sequence[int], order: SourceCursor, first_number: int
@@ -48,9 +56,25 @@ class SampleCutter:
         fault = block.faults.get(sample) or self._refusal(whole, lengths[0])
         if fault is not None:
             self._skip(fault, end - begin, slots, order)
+            self._note_fruitless(order.epoch)
             return CutSample([], skipped=True)
         ranges, weight = self._ranges((begin, end), slots, overlap, lengths)
-        return CutSample(self._numbered(whole, ranges, first_number), weight)
+        pieces = self._numbered(whole, ranges, first_number)
+        if not pieces:
+            self._note_fruitless(order.epoch)
+        return CutSample(pieces, weight)
+
+    def _note_fruitless(self, epoch: int) -> None:
+        """Note that a sample gave no piece. Raises ``SourceError`` where none of a whole epoch has given one.
+
+        A source that never ends would be read for ever, and whoever waits for a step would wait as long.
+        """
+        drawn = self.counts.samples
+        begun = self._fruitless.begun if drawn == self._fruitless.drawn + 1 else epoch
+        self._fruitless = FruitlessRun(begun, drawn)
+        if epoch >= begun + 2:
+            plan = self._plan
+            raise SourceError(NOTHING.format(plan.order.name, begun + 2, plan.over_length, plan.unsupervised))
 
     def cut_again(self, piece: Piece, slots: int, first_number: int) -> list[Piece]:
         """Cut a piece that was drawn at another length, to at most ``slots``; what is left of it is numbered anew."""
@@ -153,6 +177,10 @@ OVER_LENGTH = (
 NOT_TRAINED = (
     "nothing is trained on in its ids {} … {}: their loss mask is 0; set unsupervised to drop or keep, or take the "
     "sample out of the data"
+)
+NOTHING = (
+    "source {!r}: none of its samples in the whole of epoch {} (the first is 1) gave anything to pack: all were "
+    "dropped or skipped, by over_length: {}, unsupervised: {} or skip_budget; change these, or take the source out"
 )
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from packhorse.contract.layout import Coordinates
 from packhorse.wire.limits import NO_ATTEMPT
-from packhorse.wire.messages import Ack, ErrorCode, Frames, Message, ServerError
+from packhorse.wire.messages import Ack, ErrorCode, Frames, Hello, Message, ServerError
 from packhorse_service.protocol.effects import Effect, Send
 from packhorse_service.protocol.readers import Reader, ReaderTable
 from packhorse_service.protocol.rendezvous import Rendezvous
@@ -53,6 +54,7 @@ class Attempt:
     name: bytes = NO_ATTEMPT
     number: int = 0  # of those of this server, the first being 1
     failure: str | None = None  # why the stream cannot go on
+    held_failure: str | None = None  # why no step was made before anybody came; who resumes elsewhere may not need it
     readers: ReaderTable = field(init=False)
     snapshot_request: SnapshotRequest | None = None
     _allowed: tuple[Phase, ...] = ()
@@ -95,22 +97,34 @@ class Failing:
     attempt: Attempt
     rendezvous: Rendezvous
     _unheard: set[bytes] = field(default_factory=set)  # connections that have not said BYE to it yet
+    _told: set[Coordinates] = field(default_factory=set)  # readers that some process was told for
 
     @property
     def heard(self) -> bool:
         """Everybody who was told of the failure has left."""
         return self.attempt.failure is not None and not self._unheard
 
+    @property
+    def told_all(self) -> bool:
+        """Every reader of the stream has been told of the failure."""
+        return self._told >= self.attempt.spec.readers
+
     def fail(self, message: str, now: float, code: ErrorCode = ErrorCode.FAILED) -> list[Effect]:
         """End the stream for this reason."""
         self.attempt.failure = message
         self.attempt.enter(Phase.FAILED, now)
         served = {reader.peer for reader in self.attempt.readers}
-        self._unheard = (served | {pending.peer for pending in self.rendezvous.pending()}) - {b""}
+        pending = self.rendezvous.pending()
+        self._unheard = (served | {waiting.peer for waiting in pending}) - {b""}
+        self._told = {reader.at for reader in self.attempt.readers if reader.peer}
+        self._told |= {waiting.hello.reader for waiting in pending}
         return [self.attempt.error(peer, code, message, fatal=True) for peer in sorted(self._unheard)]
 
-    def repeat(self, peer: bytes, _message: Message, _extra: Frames, _now: float) -> list[Effect]:
+    def repeat(self, peer: bytes, message: Message, _extra: Frames, _now: float) -> list[Effect]:
         """Tell why the stream has failed."""
+        if isinstance(message, Hello):
+            self._told.add(message.reader)
+            self._unheard.add(peer)
         return [self.attempt.error(peer, ErrorCode.FAILED, str(self.attempt.failure), fatal=True)]
 
     def forget(self, peer: bytes) -> None:

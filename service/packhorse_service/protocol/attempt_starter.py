@@ -50,6 +50,7 @@ class AttemptStarter:
 
     def _restore(self, step: int, snapshot: bytes | None) -> list[Effect]:
         self.buffer.restore(step)
+        self.attempt.held_failure = None  # whether what could not be made is needed there shows itself
         self._buffered_for = self.attempt.name
         return [Restore(self.buffer.generation, snapshot, step)]
 

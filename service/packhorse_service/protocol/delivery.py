@@ -133,6 +133,17 @@ class Delivery:
             return []
         return self.compare([step] if step else [], now) or self.pump(self.attempt.readers.take_waiting(), now)
 
+    def hold_failure(self, generation: int, message: str, _now: float) -> list[Effect]:
+        """Remember why no step could be made, for nobody as yet: who resumes elsewhere may not need it."""
+        if generation == self.buffer.generation:
+            self.attempt.held_failure = message
+            self.buffer.invalidate()
+        return []
+
+    def not_made(self, generation: int, message: str, now: float) -> list[Effect]:
+        """End the stream: the data that its readers need cannot be used."""
+        return self.failing.fail(message, now) if generation == self.buffer.generation else []
+
     def keep_step(self, generation: int, step: FramedStep | None, _now: float, snapshot_after: bytes) -> list[Effect]:
         """Keep a step that was made, and send it to nobody."""
         self._keep(generation, step, snapshot_after)

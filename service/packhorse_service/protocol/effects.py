@@ -12,6 +12,7 @@ __all__ = [
     "Effect",
     "Made",
     "Make",
+    "NotMade",
     "NotRestored",
     "Restore",
     "Restored",
@@ -32,7 +33,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make this step; the answer is ``Made``, of the same generation."""
+    """Make this step; the answer is ``Made`` or ``NotMade``, of the same generation."""
 
     generation: int
     step: int
@@ -40,7 +41,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Stand at this snapshot, or at the beginning; the answer is ``Restored`` or ``NotRestored``."""
+    """Stand at this snapshot, or at the beginning; the answer is ``Restored``, ``NotRestored`` or ``NotMade``."""
 
     generation: int
     snapshot: bytes | None
@@ -69,6 +70,14 @@ class Restored:
 @dataclass(frozen=True, slots=True)
 class NotRestored:
     """Answer to ``Restore``: the snapshot is not one of this stream, for this reason."""
+
+    generation: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotMade:
+    """Answer to ``Make`` or ``Restore``: the data cannot be used, for this reason."""
 
     generation: int
     message: str

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from packhorse.rules import Violation
+from packhorse.rules.runtime_rules import RANKS_AGREE
 from packhorse.wire.hello import ForeignHello
+from packhorse.wire.limits import NO_ATTEMPT
 from packhorse.wire.messages import ErrorCode, Frames, Hello, Reject
 from packhorse_service.protocol.attempt import Attempt, Phase
 from packhorse_service.protocol.attempt_starter import AttemptStarter
@@ -15,11 +17,14 @@ from packhorse_service.protocol.counters import StreamCounters
 from packhorse_service.protocol.delivery import Delivery
 from packhorse_service.protocol.effects import Effect, Send
 from packhorse_service.protocol.readers import Reader
-from packhorse_service.protocol.rejection import Rejections
-from packhorse_service.protocol.rendezvous import Rendezvous, reject_disagreeing
+from packhorse_service.protocol.rejection import Rejections, rank_name
+from packhorse_service.protocol.rendezvous import Quorum, Rendezvous, reject_disagreeing
 from packhorse_service.protocol.stream_spec import version_violation
 
 __all__ = ["HelloHandler", "HelloOutcome"]
+
+SILENT_INTERVALS = 5  # of keep-alive, behind which a reader may be gone
+CONTEST_S = 10.0  # for which a process waits for the one that it would replace: it may be about to end
 
 
 class HelloOutcome(Enum):
@@ -42,6 +47,7 @@ class HelloHandler:
     counters: StreamCounters
     delivery: Delivery
     starter: AttemptStarter
+    _contender: bytes = b""  # connection of a process that waits for the only reader to end
 
     def hello(self, peer: bytes, hello: Hello, _extra: Frames, now: float) -> list[Effect]:
         """Reject it where it breaks a rule, serve its reader here, or let it wait for the others."""
@@ -106,10 +112,48 @@ class HelloHandler:
         if self.rendezvous.add(peer, hello, now) is not None:
             self.rejections.claim_twice(hello.reader)
         quorum = self.rendezvous.candidates.quorum()
+        if self._is_contested(quorum, now):
+            self._contender = peer
+            return []
         rejected: list[Effect] = [
             self.reject(other, broken) for other, broken in reject_disagreeing(self.rendezvous, quorum)
         ]
         return rejected or (self.starter.begin(quorum, now) if quorum else [])
+
+    def _is_contested(self, quorum: Quorum | None, now: float) -> bool:
+        """Return whether a single process would end, by a new start, the job of another that lives.
+
+        Of several readers, all would have to have been started anew: that is a job that begins again.
+        """
+        if quorum is None or quorum.attempt != NO_ATTEMPT or len(quorum.hellos) > 1:
+            return False
+        if self.attempt.phase is not Phase.RUNNING:
+            return False
+        (reader,) = self.attempt.readers
+        lives = (
+            bool(reader.peer)
+            and not reader.said_bye
+            and now - reader.heard_s < SILENT_INTERVALS * self.attempt.spec.keep_alive_s
+        )
+        return lives and all(pending.hello.client != reader.client for pending in quorum.hellos.values())
+
+    def settle_contest(self, now: float) -> list[Effect]:
+        """Begin with a process that waited for the only reader to end, once it has; reject it where that lives on."""
+        quorum = self.rendezvous.candidates.quorum() if self._contender else None
+        if quorum is None or not self.rendezvous.is_waiting(self._contender):
+            self._contender = b""
+            return []
+        if not self._is_contested(quorum, now):
+            self._contender = b""
+            return self.starter.begin(quorum, now)
+        ((at, pending),) = quorum.hellos.items()
+        if now - pending.since_s < CONTEST_S:
+            return []
+        self.rendezvous.forget(pending.peer)
+        got = f"{rank_name(self.attempt.spec.layout, at)} is read by a process that lives"
+        remedy = "end that process or close its Feed first, or start a server for this one"
+        violation = RANKS_AGREE.violation("readers", want="each coordinate once", got=got, remedy=remedy)
+        return [self.reject(pending.peer, (violation,))]
 
     def reject(self, peer: bytes, violations: tuple[Violation, ...]) -> Send:
         """Reject a process, for these reasons."""

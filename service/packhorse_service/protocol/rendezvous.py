@@ -27,6 +27,7 @@ from packhorse_service.text.formatting import names
 __all__ = ["PendingHello", "Quorum", "Rendezvous", "reject_disagreeing"]
 
 
+SETTLED_S = 10.0  # without a new process: nobody who could stand elsewhere is on the way any more
 EARLY_S = 2.0  # before a process gives up by itself, it hears why no attempt forms
 ATTEMPTS_KNOWN = 64  # that ran here, the last of them
 PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
@@ -146,6 +147,14 @@ class CandidateLists:
         """Forget every HELLO, and no attempt."""
         self._resuming.clear()
         self._fresh_start.clear()
+
+    def starts_differ_since(self) -> float | None:
+        """Return since when all readers are at their starts and these are not the same, where that is so."""
+        if self._fresh_start.keys() != self.readers:
+            return None
+        hellos = self._fresh_start.values()
+        differ = len({_start_of(pending.hello) for pending in hellos}) > 1
+        return max(pending.since_s for pending in hellos) if differ else None
 
     def quorum(self) -> Quorum | None:
         """Return the attempt that forms now, if any.
@@ -285,6 +294,11 @@ class Rendezvous:
     def overdue(self, now: float) -> bool:
         """Return whether one that waits would give up about now."""
         return any(now >= pending.until_s for pending in self.pending())
+
+    def disagrees(self, now: float) -> bool:
+        """Return whether all readers are at starts that differ, and no process has come for a while."""
+        since_s = self.candidates.starts_differ_since()
+        return since_s is not None and now - since_s >= SETTLED_S
 
     def absent_from(self, known: Container[Coordinates]) -> list[Coordinates]:
         """Return the readers that a list is without."""

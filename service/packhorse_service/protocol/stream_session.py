@@ -3,21 +3,22 @@
 No socket, clock or thread is here: ``server`` owns them and calls in. The transitions are a table, ``TRANSITIONS``:
 (phase of the stream's attempt, event) → (handler, phases that it may enter). ``Attempt.enter`` refuses all others.
 
-    FORMING   ── HELLO ────────────────▶ RESTORING, WELCOMING, FAILED
-              ── stream failed ────────▶ FAILED
-    RESTORING ── HELLO ────────────────▶ FORMING, WELCOMING, FAILED
-              ── restored ─────────────▶ WELCOMING
-              ── not restored ─────────▶ FORMING
-              ── stream failed ────────▶ FAILED
-    WELCOMING ── HELLO ────────────────▶ FORMING, RESTORING, FAILED
-              ── ACK ──────────────────▶ RUNNING, ENDED
-              ── made, stream failed ──▶ FAILED
-    RUNNING   ── HELLO ────────────────▶ FORMING, RESTORING, WELCOMING, ENDED, FAILED
-              ── ACK, BYE ─────────────▶ ENDED
-              ── made ─────────────────▶ ENDED, FAILED
-              ── stream failed ────────▶ FAILED
-    ENDED     ── HELLO ────────────────▶ FORMING, RESTORING, WELCOMING, FAILED
-              ── stream failed ────────▶ FAILED
+    FORMING   ── HELLO, time passed ─────────────▶ RESTORING, WELCOMING, FAILED
+              ── stream failed ──────────────────▶ FAILED
+    RESTORING ── HELLO ──────────────────────────▶ FORMING, WELCOMING, FAILED
+              ── restored ───────────────────────▶ WELCOMING
+              ── not restored ───────────────────▶ FORMING
+              ── not made, stream failed ────────▶ FAILED
+    WELCOMING ── HELLO ──────────────────────────▶ FORMING, RESTORING, FAILED
+              ── ACK ────────────────────────────▶ RUNNING, ENDED
+              ── made, not made, stream failed ──▶ FAILED
+    RUNNING   ── HELLO ──────────────────────────▶ FORMING, RESTORING, WELCOMING, ENDED, FAILED
+              ── ACK, BYE ───────────────────────▶ ENDED
+              ── made ───────────────────────────▶ ENDED, FAILED
+              ── not made, stream failed ────────▶ FAILED
+              ── time passed ────────────────────▶ FORMING, RESTORING, WELCOMING, FAILED
+    ENDED     ── HELLO, time passed ─────────────▶ FORMING, RESTORING, WELCOMING, FAILED
+              ── not made, stream failed ────────▶ FAILED
 
 What may lead to another phase need not. An END that only ends a pass is a step of the stream like any other, with
 the snapshot behind it. A running attempt is untouched until a new one has formed (``rendezvous``): whoever says
@@ -44,6 +45,7 @@ from packhorse_service.protocol.effects import (
     ConnectionLost,
     Effect,
     Made,
+    NotMade,
     NotRestored,
     Restored,
     StreamFailed,
@@ -106,6 +108,11 @@ class StreamSession:
         """True once everybody who was told of the failure has left."""
         return self.failing.heard
 
+    @property
+    def waits_with_failure(self) -> bool:
+        """True while a first step could not be made, and nobody is here to need it, or another one."""
+        return self.attempt.held_failure is not None and not self.rendezvous.pending()
+
     def view(self) -> StreamView:
         """Return what is to be seen of the stream now, for a diagnosis."""
         return self.keep_alive.view()
@@ -142,6 +149,10 @@ class StreamSession:
     def not_restored(self, generation: int, message: str, now: float) -> list[Effect]:
         """Refuse the attempt: the snapshot is not one of this stream."""
         return self._happened(NotRestored, generation, message, now)
+
+    def not_made(self, generation: int, message: str, now: float) -> list[Effect]:
+        """Take it that the data of what was asked for cannot be used: whoever needs it is told why."""
+        return self._happened(NotMade, generation, message, now)
 
     def fail(self, message: str, now: float) -> list[Effect]:
         """End the stream, which cannot go on for this reason: tell everybody, now and whenever they ask again."""
@@ -248,9 +259,12 @@ TRANSITIONS: Table[Phase] = {
     # A restore that comes to nothing: another was asked for since, or nobody is here for it any more.
     **_rows((FORMING, WELCOMING, RUNNING, ENDED, FAILED), Restored, _ignore),
     **_rows((FORMING, WELCOMING, RUNNING, ENDED, FAILED), NotRestored, _ignore),
+    **_rows((FORMING,), NotMade, _by_delivery(Delivery.hold_failure)),
+    **_rows((RESTORING, WELCOMING, RUNNING, ENDED), NotMade, _by_delivery(Delivery.not_made), FAILED),
+    **_rows((FAILED,), NotMade, _ignore),
     **_rows(ALIVE, StreamFailed, _by_failing(Failing.fail), FAILED),
     **_rows((FAILED,), StreamFailed, _ignore),
-    **_rows((FORMING, RUNNING, ENDED), TimePassed, _by_keep_alive(KeepAlive.tick_or_reject)),
+    **_rows((FORMING, RUNNING, ENDED), TimePassed, _by_keep_alive(KeepAlive.tick_or_reject), *BEGINNING),
     **_rows((RESTORING, WELCOMING), TimePassed, _by_keep_alive(KeepAlive.tick)),
     **_rows((FAILED,), TimePassed, _ignore),
     **_rows(tuple(Phase), ConnectionLost, _lost),

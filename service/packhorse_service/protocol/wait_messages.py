@@ -46,9 +46,9 @@ class KeepAlive:
         return view_stream(self.attempt, self.rendezvous, self.buffer, self.rejections)
 
     def tick_or_reject(self, now: float) -> list[Effect]:
-        """Reject all that wait, if the first of them would give up about now; else say who waits for whom."""
-        if not self.rendezvous.overdue(now):
-            return self.tick(now)
+        """Reject all that wait, if they disagree, or the first would give up about now; else say who waits for whom."""
+        if not self.rendezvous.overdue(now) and not self.rendezvous.disagrees(now):
+            return self.hellos.settle_contest(now) or self.tick(now)
         missing, disagreement = obstacles(self.view())
         return self.hellos.reject_all(self.rejections.violations(missing, disagreement))
 

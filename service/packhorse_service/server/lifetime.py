@@ -10,12 +10,12 @@ from packhorse.errors import PackhorseError
 from packhorse_service.protocol.attempt import Phase
 from packhorse_service.server.served_stream import ServedStream, with_text
 
-__all__ = ["END_GRACE_S", "Ending", "Lifetime"]
+__all__ = ["END_GRACE_S", "FAILURE_GRACE_S", "Ending", "Lifetime"]
 
 log = logging.getLogger("packhorse.server")
 
 END_GRACE_S = 60.0
-FAILURE_GRACE_S = 5.0
+FAILURE_GRACE_S = 60.0
 
 
 class Ending(Enum):
@@ -29,11 +29,14 @@ class Ending(Enum):
 class Lifetime:
     """Lifetime of a server that is there for its ``first`` stream; readers of ``further`` ones come and go."""
 
-    def __init__(self, first: ServedStream, further: Sequence[ServedStream], end_grace_s: float) -> None:
+    def __init__(
+        self, first: ServedStream, further: Sequence[ServedStream], end_grace_s: float, failure_grace_s: float
+    ) -> None:
         self._first = first
         self._further = further
         self._end_grace_s = end_grace_s
-        self._failed_s = 0.0
+        self._failure_grace_s = failure_grace_s
+        self._failed_s: float | None = None
 
     @property
     def all_left(self) -> bool:
@@ -45,6 +48,7 @@ class Lifetime:
 
         Raises the error of the first stream once every reader has heard of it, or should have.
         """
+        self._first.end_held_failure(now, self._failure_grace_s)
         error = self._first.error
         if error is not None:
             self._fail(error, now)
@@ -60,15 +64,19 @@ class Lifetime:
         return max([self._first.session.attempt.phase_since_s, *heard])
 
     def _fail(self, error: PackhorseError, now: float) -> None:
-        if not self._failed_s:
-            self._failed_s = now
+        if self._failed_s is None:
+            self._failed_s = now if self._first.failed_s is None else self._first.failed_s
             for stream in self._further:
                 if stream.error is None:
                     text = f"stream {self._first.name!r} has failed, and the server ends: {error}"
                     stream.fail(with_text(error, text), now)
-        heard = all(stream.session.failure_heard for stream in (self._first, *self._further))
-        if heard or now - self._failed_s > FAILURE_GRACE_S:
+        left = all(stream.session.failure_heard for stream in (self._first, *self._further))
+        if (left and self._first.session.failing.told_all) or now - self._failed_s > self._failure_grace_s:
             raise error
+
+    def raise_failure(self) -> None:
+        """Raise the error of the first stream, where its data has failed: a server that is stopped then has failed."""
+        self._first.raise_failure()
 
     def raise_further(self) -> None:
         """Raise the error of a further stream, where one has failed."""

@@ -27,6 +27,7 @@ log = logging.getLogger("packhorse.producer")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    generation: int
     error: PackhorseError
 
 
@@ -79,10 +80,10 @@ class Producer(threading.Thread):
             try:
                 result = self._carry_out(request)
             except PackhorseError as error:
-                result = Failed(error)
+                result = Failed(request.generation, error)
             except Exception as error:
                 log.exception("the pipeline failed")
-                result = Failed(PipelineFailed(f"{type(error).__name__}: {error}"))
+                result = Failed(request.generation, PipelineFailed(f"{type(error).__name__}: {error}"))
             self.busy = False
             self.results.put(result)
             self._wake()

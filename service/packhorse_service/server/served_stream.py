@@ -17,6 +17,8 @@ __all__ = ["SendFrames", "ServedStream", "with_text"]
 
 log = logging.getLogger("packhorse.server")
 
+HELD = "; a job that begins here fails with this, and one that resumes elsewhere may go on: waiting for its readers"
+
 # (peer, frames) -> whether there still is such a connection
 SendFrames = Callable[[bytes, Sequence[bytes | bytearray | memoryview]], bool]
 
@@ -31,6 +33,7 @@ class ServedStream:
         self.producer = producer
         self._send = send
         self._error: PackhorseError | None = None
+        self.failed_s: float | None = None  # when its data failed last
 
     @property
     def error(self) -> PackhorseError | None:
@@ -68,14 +71,28 @@ class ServedStream:
                 self.carry_out(self.session.restored(generation, now))
             case NotRestored(generation, message):
                 self.carry_out(self.session.not_restored(generation, message, now))
-            case Failed(error):
-                log.error("%s%s", self.label, error)
-                self.fail(error, now)
+            case Failed(generation, error):
+                self._error, self.failed_s = error, now
+                self.carry_out(self.session.not_made(generation, str(error), now))
+                held = self.session.attempt.held_failure is not None
+                log.error("%s%s%s", self.label, error, HELD if held else "")
 
     def fail(self, error: PackhorseError, now: float) -> None:
         """End the stream; its readers are told the error's text."""
-        self._error = error
+        self._error, self.failed_s = error, self.failed_s or now
         self.carry_out(self.session.fail(str(error), now))
+
+    def end_held_failure(self, now: float, grace_s: float) -> None:
+        """End the stream where its first step could not be made and nobody has come since who might need another."""
+        if self.session.waits_with_failure and self._error is not None and now - (self.failed_s or now) > grace_s:
+            self.fail(self._error, now)
+
+    def raise_failure(self) -> None:
+        """Raise the error of the stream, where its data has failed; that of a first step that nobody needed, too."""
+        held = self.session.attempt.held_failure is not None
+        error = self._error if held else self.error
+        if error is not None:
+            raise error
 
     def stop(self) -> None:
         """Have the producer end behind what it is doing."""

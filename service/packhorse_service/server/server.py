@@ -24,7 +24,7 @@ from packhorse_service.protocol.effects import Effect, Send
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
 from packhorse_service.server.authentication import Curve
 from packhorse_service.server.inbound import InboundFilter, InboundMessage
-from packhorse_service.server.lifetime import END_GRACE_S, Ending, Lifetime
+from packhorse_service.server.lifetime import END_GRACE_S, FAILURE_GRACE_S, Ending, Lifetime
 from packhorse_service.server.producer import Producer
 from packhorse_service.server.rank_claims import RankClaims
 from packhorse_service.server.router import Router
@@ -74,6 +74,7 @@ class Server:
         steps_ahead: int = 2,
         rejoin_after_s: float = 60.0,
         end_grace_s: float = END_GRACE_S,
+        failure_grace_s: float = FAILURE_GRACE_S,
         curve: Curve | None = None,
         insecure: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -97,7 +98,7 @@ class Server:
         )
         self._by_name = {stream.name: stream for stream in self.streams}
         self._claims = RankClaims(None if curve is None else curve.clients)
-        self._lifetime = Lifetime(self.streams[0], self.streams[1:], end_grace_s)
+        self._lifetime = Lifetime(self.streams[0], self.streams[1:], end_grace_s, failure_grace_s)
         self._stopping: str | None = None
         self._closed = False
 
@@ -168,6 +169,7 @@ class Server:
                 return ending
         if self._stopping is None:
             return Ending.ALL_LEFT
+        self._lifetime.raise_failure()
         log.info("stopped by %s; readers wait for a server, and go on where they stand", self._stopping)
         return Ending.STOPPED
 

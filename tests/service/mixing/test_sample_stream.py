@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 
@@ -250,6 +250,21 @@ def test_every_policy_counts_samples_and_tokens(policy: OverLength, dropped_samp
     assert counts.lost_targets == 21 - kept_slots  # of 21 targets
     assert sum(end - begin - 1 for draw in draws for source, _, _, begin, end in draw if source == 0) == kept_slots
     assert (stream.counts["other"].samples, stream.counts["other"].ids) == (1, 3)
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside a source that gives"])
+def test_a_source_that_never_ends_and_gives_nothing_is_an_error(others: int) -> None:
+    corpus = one_shard([CUT, CUT], over_length=OverLength.DROP, epochs=None)
+    for _ in range(others):
+        corpus.add([[make_block([[1, 2, 3]])]], name="other", epochs=None)
+    stream = corpus.stream(seq_length=4)
+    with pytest.raises(SourceError, match=r"'docs': none of its samples in the whole of epoch 2.*over_length: drop"):
+        deque(iter(stream.draw, None), maxlen=0)
+
+
+def test_a_source_that_gives_one_sample_in_each_epoch_goes_on() -> None:
+    stream = one_shard([CUT, [1, 2], CUT, CUT], over_length=OverLength.DROP, epochs=None).stream(seq_length=4)
+    assert sum(len(stream.draw() or []) for _ in range(40)) == 10
 
 
 # Content that cannot be used -------------------------------------------------------------------------

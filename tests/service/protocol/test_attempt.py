@@ -8,11 +8,19 @@ import pytest
 
 from packhorse_service.protocol import effects
 from packhorse_service.protocol.attempt import Attempt, Phase, PhaseRefused
-from packhorse_service.protocol.effects import ConnectionLost, Made, NotRestored, Restored, StreamFailed, TimePassed
+from packhorse_service.protocol.effects import (
+    ConnectionLost,
+    Made,
+    NotMade,
+    NotRestored,
+    Restored,
+    StreamFailed,
+    TimePassed,
+)
 from packhorse_service.protocol.stream_session import TRANSITIONS
 from tests.protocol.network import stream_spec
 
-INTERNAL = (Made, Restored, NotRestored, StreamFailed, TimePassed, ConnectionLost)
+INTERNAL = (Made, NotMade, Restored, NotRestored, StreamFailed, TimePassed, ConnectionLost)
 
 
 def test_a_phase_that_the_row_does_not_name_is_refused_and_nothing_changes() -> None:
