@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,16 +20,27 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from packhorse import ConfigError, ContractError, Feed, ParallelLayout
 from packhorse.hf import attach
-from tests.harness import DEADLINE_S, running_server
+from tests.harness import DEADLINE_S, running_server, write_config
 from tests.models.comparing import TOLERANCE
 from tests.models.conftest import Corpus
 from tests.models.trainer_rank import LEARNING_RATE, SAVE_STEPS, STOP_AFTER, make_model
+from tests.service.shards_on_disk import ids_member, write_tar
 
 Calls = list[dict[str, Any]]
+
+GOOD = {"max_steps": 2, "ignore_data_skip": True, "gradient_accumulation_steps": 6}
+
+
+def trainer_of(folder: Path, given: Mapping[str, Any] = MappingProxyType({}), **settings: Any) -> Any:
+    """A Trainer that is ``given`` more than a model and these settings."""
+    arguments = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", **settings
+    )
+    return Trainer(make_model(), arguments, **given)
 
 
 def train(corpus: Corpus, folder: Path, phase: str) -> list[Calls]:
@@ -117,16 +129,54 @@ def test_the_checkpoint_holds_the_boundary_behind_the_last_trained_step(job: Sim
     assert state["position"] == [SAVE_STEPS, 0]
 
 
+# Steps with nothing to train on --------------------------------------------------------------------------
+
+
+def untrained_corpus(folder: Path, untrained: set[int]) -> Path:
+    """A configuration of one row a micro-batch and two a step, whose ``untrained`` steps are masked throughout."""
+    files: list[tuple[str, bytes]] = []
+    for row in range(8):
+        mask = [0, *[int(row // 2 not in untrained)] * 16]
+        ids = [1 + (5 * row + 7 * i) % 96 for i in range(17)]
+        files += [(f"{row}.npy", ids_member(ids)), (f"{row}.loss_mask.npy", ids_member(mask))]
+    write_tar(folder / "a-0.tar", files)
+    contract = {"seq_length": 16, "global_batch_size": 2, "vocab_size": 97}
+    sources = {"a": {"shards": "a-0.tar", "shuffle": False}}
+    return write_config(folder, contract=contract, loading={"workers": 0}, sources=sources)
+
+
+def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """Return a loss as people write it with a mask: divided by 0, its gradients are NaN; those of torch's are not."""
+    likely = outputs.logits.float().log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return -(likely * (labels != -100)).sum() / num_items_in_batch
+
+
+@pytest.mark.parametrize("loss", [{}, {"compute_loss_func": own_loss}], ids=["the model's", "own"])
+@pytest.mark.parametrize("untrained", [{0}, {1, 2}, {3}, {0, 1, 2, 3}], ids=str)
+def test_a_step_with_nothing_to_train_on_leaves_the_weights_as_they_are(
+    tmp_path: Path, untrained: set[int], loss: dict[str, Any]
+) -> None:
+    settings = {**GOOD, "max_steps": 4, "gradient_accumulation_steps": 2, "optim": "sgd", "logging_steps": 1}
+    trainer = trainer_of(tmp_path / "job", loss, logging_nan_inf_filter=False, **settings)
+    weights = [[parameter.detach().clone() for parameter in trainer.model.parameters()]]
+
+    class Keep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+        def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+            weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+
+    trainer.add_callback(Keep())
+    with running_server(untrained_corpus(tmp_path, untrained)) as server, Feed(server.endpoint) as feed:
+        attach(trainer, feed)
+        trainer.train()
+    assert len(weights) == 5
+    assert all(bool(parameter.isfinite().all()) for after in weights for parameter in after)
+    same = [all(map(torch.equal, before, after)) for before, after in pairwise(weights)]
+    assert same == [step in untrained for step in range(4)]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [loss == 0 for loss in losses] == same
+
+
 # Trainers that never get to the feed -------------------------------------------------------------------
-
-GOOD = {"max_steps": 2, "ignore_data_skip": True, "gradient_accumulation_steps": 6}
-
-
-def trainer_of(folder: Path, **settings: Any) -> Any:
-    arguments = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", **settings
-    )
-    return Trainer(make_model(), arguments)
 
 
 @pytest.mark.parametrize(

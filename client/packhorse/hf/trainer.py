@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -27,6 +27,9 @@ def attach(trainer: Any, feed: Feed) -> None:
     ``train`` instead, with one pass over ``feed.stream("validation")``: sum the losses of ``arguments(mb)`` over
     ``mb``, skip fillers, divide by the sum of ``num_loss_tokens``. The checkpoint holds that stream's place too.
 
+    A step without a trained token has the loss 0 and no gradient: ``compute_loss`` is told of one item at least, where
+    ``Trainer`` divides by 0. Its loss is NaN then, and with a loss of one's own all weights may be.
+
     The model is checked, as ``check`` does, unless the feed's contract declares rows that are not packed.
 
     Raises ``ConfigError`` that lists every argument that has to change, and a model that trains across samples.
@@ -39,6 +42,7 @@ def attach(trainer: Any, feed: Feed) -> None:
         raise ConfigError("this Trainer cannot train on a Feed:\n" + "\n".join(f"  {rule}" for rule in broken))
     batches = _Batches(feed, trainer.args.gradient_accumulation_steps, trainer.model)
     trainer.get_train_dataloader = lambda: batches
+    trainer.compute_loss = _of_some_items(trainer.compute_loss)
     trainer.add_callback(PackhorseFeed(trainer, feed))
 
 
@@ -79,6 +83,18 @@ def _broken_by_model(model: Any, declared: BatchContract) -> list[str]:
     except ConfigError as refusal:
         return [str(refusal)]
     return []
+
+
+def _of_some_items(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Trainer.compute_loss`` that is never told to divide by 0 items: their sum is 0 then."""
+
+    def compute(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+        items = num_items_in_batch
+        if items is not None:
+            items = max(items, 1) if isinstance(items, int) else items.clamp(min=1)
+        return compute_loss(*args, num_items_in_batch=items, **kwargs)
+
+    return compute
 
 
 class _Batches:
