@@ -103,12 +103,12 @@ def test_a_change_of_data_is_refused_with_the_line_that_allows_it_and_goes_on_wi
 
 
 def test_a_restarted_server_whose_shard_was_written_anew_serves_nobody_another_stream(long_shards: Path) -> None:
-    """Same name, same size, other ids: the place that the checkpoint names tells."""
+    """Same name, same size, other ids: the digests of the shards tell."""
     _, state = run_job(config_of(long_shards), 1, None, 3)
     sizes = [path.stat().st_size for path in sorted(long_shards.glob("a-*.tar"))]
     write_shards(long_shards, first=2)
     assert [path.stat().st_size for path in sorted(long_shards.glob("a-*.tar"))] == sizes
     with running_server(config_of(long_shards)) as server, reading(server.endpoint) as feed:
         feed.load_state_dict(state)
-        with pytest.raises(ServerFailed, match="under the same name and size"):
+        with pytest.raises(ServerFailed, match="these differ: manifest"):
             next(feed)

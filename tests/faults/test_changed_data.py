@@ -27,7 +27,7 @@ def refused(job: Job, what: str) -> None:
 
 
 def test_shards_rewritten_with_the_same_names_and_sizes(tmp_path: Path, launcher: Launcher) -> None:
-    """What waits to be packed is other data: checksums tell, before any row is made again."""
+    """The new server finds other data where it begins: digests tell, before any row is made again."""
     data = tmp_path / "data"
     truth = Truth.written(data, SAMPLES)
     sizes = [path.stat().st_size for path in sorted(data.glob("plain/*.tar"))]
@@ -38,7 +38,7 @@ def test_shards_rewritten_with_the_same_names_and_sizes(tmp_path: Path, launcher
         write_source(data / "plain", random_lengths(1, 3, SAMPLES, longest=SEQ_LENGTH), first=2, masked=True)
         assert [path.stat().st_size for path in sorted(data.glob("plain/*.tar"))] == sizes
         job.lead_to(job.serve())
-        refused(job, "under the same name and size")
+        refused(job, "these differ: manifest")
         job.server.kill()
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +35,12 @@ Calls = list[dict[str, Any]]
 GOOD = {"max_steps": 2, "ignore_data_skip": True, "gradient_accumulation_steps": 6}
 
 
-def trainer_of(folder: Path, given: Mapping[str, Any] = MappingProxyType({}), **settings: Any) -> Any:
+def trainer_of(folder: Path, **settings: Any) -> Any:
+    """A Trainer with these settings."""
+    return trainer_with({}, folder, **settings)
+
+
+def trainer_with(given: Mapping[str, Any], folder: Path, **settings: Any) -> Any:
     """A Trainer that is ``given`` more than a model and these settings."""
     arguments = TrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", **settings
@@ -157,7 +162,7 @@ def test_a_step_with_nothing_to_train_on_leaves_the_weights_as_they_are(
     tmp_path: Path, untrained: set[int], loss: dict[str, Any]
 ) -> None:
     settings = {**GOOD, "max_steps": 4, "gradient_accumulation_steps": 2, "optim": "sgd", "logging_steps": 1}
-    trainer = trainer_of(tmp_path / "job", loss, logging_nan_inf_filter=False, **settings)
+    trainer = trainer_with(loss, tmp_path / "job", logging_nan_inf_filter=False, **settings)
     weights = [[parameter.detach().clone() for parameter in trainer.model.parameters()]]
 
     class Keep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here

@@ -18,6 +18,7 @@ from packhorse_service.loading.block import BlockRequest, Fault, TokenBlock
 from packhorse_service.loading.chat import ChatEncoder
 from packhorse_service.loading.token_block import build_block, build_columnar_block, sample_fault
 from packhorse_service.loading.tokenizer import Tokenizer, TokenizerSpec
+from packhorse_service.sources.content import ChangeWatch
 from packhorse_service.sources.formats import SampleFormat, TokenArrays, decode, decode_columnar
 from packhorse_service.sources.messages import Conversation
 from packhorse_service.sources.rendering import CHATML, ChatTemplate
@@ -100,6 +101,7 @@ class BlockLoader:
         self._encoders = {name: ContentEncoder(spec) for name, spec in specs.items()}
         self._sleep = sleep
         self._buffer = ReusableBuffer()
+        self._changes = ChangeWatch()
 
     def load(self, request: BlockRequest) -> TokenBlock:
         """Return the block that starts at ``request``.
@@ -122,6 +124,7 @@ class BlockLoader:
         for pause in (*RETRY_PAUSES_S, None):
             try:
                 with open_shard(shard) as stream:
+                    self._changes.check(stream, shard)
                     block = _load_columnar(stream, request, spec, vocab_size, self._buffer)
                     return _read_samples(stream, request, spec.block_bytes) if block is None else block
             except FileNotFoundError as error:

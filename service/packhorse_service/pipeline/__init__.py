@@ -1,6 +1,6 @@
 """START HERE. The data path, top to bottom, from shards to framed steps; each stage is a folder.
 
-1. ``sources``   ``shards``           which shards exist: names and sizes, the manifest
+1. ``sources``   ``shards``           which shards exist: names, sizes, digests, the manifest
 2. ``loading``   ``engine``           blocks of a shard to ``TokenBlock``s (``decode``), in worker processes
 3. ``mixing``    ``order``            which source gives the next sample, and from which open shard
                  ``sample_stream``    samples in that order, cut to length; remembers what is not packed yet

@@ -36,7 +36,9 @@ def fingerprint_config(
     sample_parts = {
         "blocks": [[d.name, d.block_bytes] for d in decoding.values()],
         "date": config.date,
-        "manifest": [[s.order.name, [[shard.name, shard.size] for shard in s.shards]] for s in settings],
+        "manifest": [
+            [s.order.name, [[shard.name, shard.size, shard.digest.hex()] for shard in s.shards]] for s in settings
+        ],
         "mixture": [[[s.order.weight, s.order.epochs] for s in settings], config.mixing.model_dump()],
         "order": [asdict(replace(s.order, weight=1, epochs=1)) for s in settings],
         # What is left as it is by default adds nothing, so that older checkpoints go on.

@@ -29,6 +29,7 @@ from packhorse_service.snapshot.codec import (
     snapshot_bound,
 )
 from packhorse_service.snapshot.fingerprint import StreamFingerprint
+from packhorse_service.sources.content import same_content, with_content
 from packhorse_service.sources.shards import expand_shards
 
 __all__ = ["StreamPlan", "make_engine", "open_tokenizer", "plan_stream", "resolve_contract"]
@@ -107,7 +108,11 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
         window=plan_window(config.packing.window, contract, packing, cost, config.seed),
         fingerprint=fingerprint_config(config, tokenizer, settings, decoding, packing, cost, contract, layout),
         allow_changes=frozenset(config.resume.allow_changes),
-        warnings=(*map(str, broken), *compressed_shard_warnings(settings)),
+        warnings=(
+            *map(str, broken),
+            *compressed_shard_warnings(settings),
+            *same_content({setting.order.name: setting.shards for setting in settings}),
+        ),
         with_keys=config.keys,
         passes=name != TRAIN,
     )
@@ -165,7 +170,7 @@ def _check_snapshot_size(config: ServeConfig) -> None:
 
 def _setting(name: str, source: SourceConfig, weight: int, config: ServeConfig, base: Path) -> SourcePlan:
     try:
-        shards = expand_shards(source.shards, base)
+        shards = with_content(expand_shards(source.shards, base))
     except SourceError as error:
         raise SourceError(f"sources.{name}.shards: {error}") from error
     order = SourceOrderPlan(

@@ -24,7 +24,7 @@ RESETS_SOURCES = frozenset({"blocks", "order"})  # without these a place in the 
 RESUMABLE_CHANGES: dict[str, str] = {
     "blocks": "every source begins its data anew",
     "date": "samples are rendered with the new date",
-    "manifest": "shards are taken by their number in the list, whatever their names and sizes are",
+    "manifest": "shards are taken by their number in the list, whatever their names, sizes and contents are",
     "mixture": "weights and epochs are the new ones, and no source catches up for what was before",
     "order": "every source begins its data anew",
     "over_length": "samples that are over length, unusable or not trained on are treated by the new policies",

@@ -58,7 +58,7 @@ def expand_shards(patterns: Sequence[str], base: Path) -> tuple[Shard, ...]:
 
 def open_shard(shard: Shard) -> BinaryIO:
     """Open ``shard`` for reading from any offset, buffered. Raises ``OSError`` as the file system does."""
-    if "://" not in shard.url:
+    if shard.is_file:
         return open(shard.url, "rb", buffering=BUFFER_BYTES)
     remote = fsspec.open(shard.url, "rb").open()
     return cast(BinaryIO, io.BufferedReader(remote, BUFFER_BYTES))
@@ -174,3 +174,11 @@ class Shard:
     name: str
     url: str
     size: int  # bytes, as stored
+    digest: bytes = b""  # of the bytes ``compared``; none where they are not read at the start (``content``)
+    compared: tuple[tuple[int, int], ...] = ()
+    written_ns: int = 0  # when it was written last, by its file system; no part of what it is
+
+    @property
+    def is_file(self) -> bool:
+        """True where it is a file that this machine opens by its path."""
+        return "://" not in self.url
