@@ -319,7 +319,7 @@ def a_stream_fails(seen: Seen) -> None:
             cluster.say_bye(process)
         while any(cluster.deliver_up(connection) for connection in cluster.abandoned):
             pass
-        assert server.session.failure_heard
+        assert server.session.failing.heard
 
 
 RARE: list[Callable[[Seen], None]] = [

@@ -21,9 +21,9 @@ from packhorse_service.protocol.attempt import Phase
 from packhorse_service.protocol.effects import Effect
 from packhorse_service.protocol.effects import Send as ServerSend
 from packhorse_service.protocol.hello_handler import CONTEST_S, SILENT_INTERVALS
-from packhorse_service.protocol.rendezvous import SETTLED_S
 from packhorse_service.protocol.stream_session import StreamSession
 from packhorse_service.protocol.stream_spec import StreamSpec, readers_of
+from packhorse_service.protocol.wait_messages import SETTLED_S
 from tests.protocol.network import CONTRACT, Network, undisturbed
 
 # Data that fails before anybody needs it -----------------------------------------------------------------
@@ -42,11 +42,11 @@ def test_a_job_that_resumes_does_not_need_the_data_before_its_checkpoint() -> No
     network = Network(broken=frozenset({0, 1}))
     network.server.produce(network)
     assert (network.server.session.phase, network.server.session.failure) == (Phase.FORMING, None)
-    assert network.server.session.waits_with_failure
+    assert network.server.session.failing.held
     for at in network.clients:
         load(network, at, state_before(3))
     network.settle()
-    assert not network.server.session.waits_with_failure
+    assert not network.server.session.failing.held
     for at, client in network.clients.items():
         assert client.error is None
         taken = [(mb.position, mb.row_digest) for mb in client.taken]
@@ -71,10 +71,10 @@ def test_a_failure_waits_for_those_that_come_and_not_for_those_that_were_told() 
     network = Network(broken=frozenset({0}))
     network.server.produce(network)
     first, second = network.clients
-    assert network.server.session.waits_with_failure
+    assert network.server.session.failing.held
     network.connect(first)
     network.deliver_to_server(first)
-    assert not network.server.session.waits_with_failure  # it may need another step
+    assert not network.server.session.failing.held  # it may need another step
     network.server_effects(network.server.session.fail("nothing can be read", network.now))
     assert not network.server.session.failing.told_all
     network.connect(second)

@@ -427,12 +427,12 @@ def test_a_failed_stream_waits_until_everybody_has_heard_of_it() -> None:
     session = network.server.session
     network.server_effects(session.fail("the shard is broken", network.now))
     for at in (FIRST, SECOND):
-        assert not session.failure_heard
+        assert not session.failing.heard
         while network.deliver_to_client(at):
             pass
         while network.deliver_to_server(at):
             pass
-    assert session.failure_heard
+    assert session.failing.heard
     for client in network.clients.values():
         assert isinstance(client.error, ServerFailed)
         assert "the shard is broken" in str(client.error)

@@ -105,6 +105,11 @@ class Failing:
         return self.attempt.failure is not None and not self._unheard
 
     @property
+    def held(self) -> bool:
+        """True while a first step could not be made, and nobody is here to need it, or another one."""
+        return self.attempt.held_failure is not None and not self.rendezvous.pending()
+
+    @property
     def told_all(self) -> bool:
         """Every reader of the stream has been told of the failure."""
         return self._told >= self.attempt.spec.readers

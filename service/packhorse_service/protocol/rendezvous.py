@@ -27,7 +27,6 @@ from packhorse_service.text.formatting import names
 __all__ = ["PendingHello", "Quorum", "Rendezvous", "reject_disagreeing"]
 
 
-SETTLED_S = 10.0  # without a new process: nobody who could stand elsewhere is on the way any more
 EARLY_S = 2.0  # before a process gives up by itself, it hears why no attempt forms
 ATTEMPTS_KNOWN = 64  # that ran here, the last of them
 PROCESSES_A_READER = 8  # of which it is known when they first said HELLO
@@ -294,11 +293,6 @@ class Rendezvous:
     def overdue(self, now: float) -> bool:
         """Return whether one that waits would give up about now."""
         return any(now >= pending.until_s for pending in self.pending())
-
-    def disagrees(self, now: float) -> bool:
-        """Return whether all readers are at starts that differ, and no process has come for a while."""
-        since_s = self.candidates.starts_differ_since()
-        return since_s is not None and now - since_s >= SETTLED_S
 
     def absent_from(self, known: Container[Coordinates]) -> list[Coordinates]:
         """Return the readers that a list is without."""

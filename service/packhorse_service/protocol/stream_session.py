@@ -103,16 +103,6 @@ class StreamSession:
         """True once every reader has said BYE, and none waits for the next attempt."""
         return self.attempt.readers.all_said_bye and not self.rendezvous.pending()
 
-    @property
-    def failure_heard(self) -> bool:
-        """True once everybody who was told of the failure has left."""
-        return self.failing.heard
-
-    @property
-    def waits_with_failure(self) -> bool:
-        """True while a first step could not be made, and nobody is here to need it, or another one."""
-        return self.attempt.held_failure is not None and not self.rendezvous.pending()
-
     def view(self) -> StreamView:
         """Return what is to be seen of the stream now, for a diagnosis."""
         return self.keep_alive.view()

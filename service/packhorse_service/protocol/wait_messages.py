@@ -28,6 +28,8 @@ __all__ = ["KeepAlive", "described_ranks", "wait_messages"]
 
 log = logging.getLogger("packhorse.server")
 
+SETTLED_S = 10.0  # without a new process: nobody who could stand elsewhere is on the way any more
+
 
 @dataclass(slots=True)
 class KeepAlive:
@@ -47,10 +49,15 @@ class KeepAlive:
 
     def tick_or_reject(self, now: float) -> list[Effect]:
         """Reject all that wait, if they disagree, or the first would give up about now; else say who waits for whom."""
-        if not self.rendezvous.overdue(now) and not self.rendezvous.disagrees(now):
+        if not self.rendezvous.overdue(now) and not self._disagree(now):
             return self.hellos.settle_contest(now) or self.tick(now)
         missing, disagreement = obstacles(self.view())
         return self.hellos.reject_all(self.rejections.violations(missing, disagreement))
+
+    def _disagree(self, now: float) -> bool:
+        """Return whether all readers are at starts that differ, and no process has come for a while."""
+        since_s = self.rendezvous.candidates.starts_differ_since()
+        return since_s is not None and now - since_s >= SETTLED_S
 
     def tick(self, now: float) -> list[Effect]:
         """Say every keep-alive interval who waits for whom."""

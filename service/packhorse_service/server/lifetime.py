@@ -70,7 +70,7 @@ class Lifetime:
                 if stream.error is None:
                     text = f"stream {self._first.name!r} has failed, and the server ends: {error}"
                     stream.fail(with_text(error, text), now)
-        left = all(stream.session.failure_heard for stream in (self._first, *self._further))
+        left = all(stream.session.failing.heard for stream in (self._first, *self._further))
         if (left and self._first.session.failing.told_all) or now - self._failed_s > self._failure_grace_s:
             raise error
 

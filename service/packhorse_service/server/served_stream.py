@@ -84,7 +84,7 @@ class ServedStream:
 
     def end_held_failure(self, now: float, grace_s: float) -> None:
         """End the stream where its first step could not be made and nobody has come since who might need another."""
-        if self.session.waits_with_failure and self._error is not None and now - (self.failed_s or now) > grace_s:
+        if self.session.failing.held and self._error is not None and now - (self.failed_s or now) > grace_s:
             self.fail(self._error, now)
 
     def raise_failure(self) -> None:

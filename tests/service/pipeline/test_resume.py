@@ -22,6 +22,7 @@ from packhorse_service.mixing.open_blocks import OpenBlock, OpenBlocks
 from packhorse_service.mixing.order import OpenShard, OrderCursor
 from packhorse_service.mixing.piece import Demand, Piece
 from packhorse_service.mixing.sample_stream import SampleStream
+from packhorse_service.pipeline import plan as plan_module
 from packhorse_service.pipeline.plan import StreamPlan, plan_stream
 from packhorse_service.pipeline.run import Pipeline
 from packhorse_service.snapshot.codec import decode_snapshot
@@ -242,7 +243,11 @@ def test_a_snapshot_of_other_data_is_refused(corpus: Corpus, tmp_path: Path) -> 
 def test_a_shard_that_was_written_anew_under_the_same_name_and_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, by: str
 ) -> None:
-    """Wherever a block of it is half drawn, or samples of it were drawn since: a checksum of each tells."""
+    """Wherever a block of it is half drawn, or samples of it were drawn since: a checksum of each tells.
+
+    As in a store, of which nothing is read at the start.
+    """
+    monkeypatch.setattr(plan_module, "with_content", tuple)
     monkeypatch.setattr(replay_log, "REPLAY_POINT_EVERY", 1)
     sources: dict[str, dict[str, object]] = {"docs": {"shards": "docs/part-*.tar", "shuffle": False}}
     write_source(tmp_path / "docs", [[30] * 60])
