@@ -76,6 +76,13 @@ def _change(value: str) -> str:
     return value
 
 
+def _extension(value: str) -> str:
+    extension = value.removeprefix(".").lower()
+    if not extension or "/" in extension:
+        raise ValueError("must be what follows the first dot of a file's name, as in jpg or mask.npy")
+    return extension
+
+
 class TokenizerConfig(Section):
     """A ``tokenizers`` JSON file and its special tokens."""
 
@@ -111,6 +118,10 @@ class SourceConfig(Section):
     ignore_fields: tuple[str, ...] = Field(
         default=(),
         description="Fields of conversations, messages and calls to leave out; others that are not read are errors.",
+    )
+    ignore_members: tuple[Annotated[str, AfterValidator(_extension)], ...] = Field(
+        default=(),
+        description="Extensions of files in a shard to leave out (`jpg`); others that are not read are errors.",
     )
     over_length: OverLength = Field(default=OverLength.ERROR, description="What becomes of samples over seq_length.")
     unsupervised: Unsupervised = Field(

@@ -49,6 +49,7 @@ class DecodingSpec:
     date: str | None = None  # YYYY-MM-DD, what strftime_now gives to a template
     vocab_size: int | None = None  # ids are below it; None = the tokenizer's
     ignore_fields: frozenset[str] = frozenset()  # of conversations: left out though they say something
+    ignore_members: frozenset[str] = frozenset()  # extensions of members that nobody reads
     block_bytes: int = BLOCK_BYTES  # of the shard's stream: a block ends with the sample that reaches it
 
     def __post_init__(self) -> None:
@@ -148,7 +149,7 @@ def _load_columnar(
     if spec.format not in (SampleFormat.AUTO, SampleFormat.TOKENS):
         return None
     samples = read_columnar(stream, request.offset, spec.block_bytes, buffer)
-    columns = None if samples is None else decode_columnar(samples)
+    columns = None if samples is None else decode_columnar(samples, spec.ignore_members)
     if samples is None or columns is None:
         return None
     return build_columnar_block(samples, columns, vocab_size=vocab_size)
@@ -172,7 +173,7 @@ def _read_samples(stream: BinaryIO, request: BlockRequest, block_bytes: int) -> 
 
 def _decode(index: int, sample: Sample, shard: str, spec: DecodingSpec, encoder: ContentEncoder) -> TokenArrays | Fault:
     try:
-        return encoder.encode(decode(sample, spec.format, spec.ignore_fields))
+        return encoder.encode(decode(sample, spec.format, spec.ignore_fields, spec.ignore_members))
     except BadSample as error:
         return sample_fault(index, sample, shard, error)
     except SourceError as error:

@@ -47,7 +47,11 @@ def fingerprint_config(
             for s in settings
         ],
         "rendering": [
-            [d.name, d.format, d.chat_template, *([sorted(d.ignore_fields)] if d.ignore_fields else [])]
+            [
+                *(d.name, d.format, d.chat_template),
+                *([sorted(d.ignore_fields)] if d.ignore_fields else []),
+                *([{"members": sorted(d.ignore_members)}] if d.ignore_members else []),
+            ]
             for d in decoding.values()
         ],
         "tokenizer": None if tokenizer is None else [tokenizer.digest, tokenizer.special_tokens],

@@ -89,6 +89,7 @@ def plan_stream(config: ServeConfig, base: Path, name: str = TRAIN) -> StreamPla
             date=config.date,
             vocab_size=contract.vocab_size,
             ignore_fields=frozenset(source.ignore_fields),
+            ignore_members=frozenset(source.ignore_members),
             block_bytes=config.loading.block_bytes,
         )
         for source_name, source in config.sources.items()

@@ -6,7 +6,8 @@
 | messages | ``.json``                                  | ``Conversation``|
 | tokens   | ``.npy`` or ``.tokens.npy``; optional ``.loss_mask.npy``, ``.labels.npy`` | ``TokenArrays`` |
 
-``auto`` takes the one whose members a sample has.
+``auto`` takes the one whose members a sample has. A member that is not read is refused, unless the source names its
+extension.
 """
 
 from __future__ import annotations
@@ -62,26 +63,46 @@ TEXT, MESSAGES, IDS = ("txt",), ("json",), ("npy", "tokens.npy")
 LOSS_MASK, LABELS = "loss_mask.npy", "labels.npy"
 
 
-def decode(sample: Sample, sample_format: SampleFormat, ignored: Collection[str] = ()) -> Content:
-    """Return what ``sample`` holds, read as ``sample_format``, without the fields ``ignored``. Raises ``BadSample``."""
+def decode(
+    sample: Sample, sample_format: SampleFormat, ignored: Collection[str] = (), unread: Collection[str] = ()
+) -> Content:
+    """Return what ``sample`` holds, read as ``sample_format``, without the fields ``ignored``.
+
+    Raises ``BadSample``, for a member too that the format does not read and that is not among the extensions
+    ``unread``.
+    """
+    chosen = sample_format
+    if unread:
+        sample = sample._replace(members={name: m for name, m in sample.members.items() if name not in unread})
     if sample_format is SampleFormat.AUTO:
-        return DECODERS[_format_of(sample)][1](sample, ignored)
-    extensions, decoder = DECODERS[sample_format]
+        chosen = _format_of(sample)
+    extensions, decoder = DECODERS[chosen]
     if not any(extension in sample.members for extension in extensions):
         raise BadSample(f"{_has(sample)}; format '{sample_format}' reads {_dotted(extensions)}")
+    if sample.members.keys() - READ[chosen]:
+        _refuse_unread(sample, chosen)
     return decoder(sample, ignored)
 
 
-def decode_columnar(samples: ColumnarSamples) -> TokenColumns | None:
+def _refuse_unread(sample: Sample, chosen: SampleFormat) -> None:
+    extension, member = next((name, m) for name, m in sample.members.items() if name not in READ[chosen])
+    raise BadSample(
+        f"format '{chosen}' does not read this member, but {_dotted(tuple(sorted(READ[chosen])))}. Rename it if it is "
+        f"one of these, or name it in the source's ignore_members: [{extension}]",
+        member,
+    )
+
+
+def decode_columnar(samples: ColumnarSamples, unread: Collection[str] = ()) -> TokenColumns | None:
     """Return all ids of ``samples``; ``None`` unless ``decode`` finds ``TokenArrays`` in each, of the same dtypes."""
-    known = (*IDS, LOSS_MASK, LABELS)
+    columns = {extension: column for extension, column in samples.columns.items() if extension not in unread}
     joined = {
         extension: arrays
-        for extension, column in samples.columns.items()
-        if extension in known and (arrays := join_arrays(column)) is not None
+        for extension, column in columns.items()
+        if extension in READ[SampleFormat.TOKENS] and (arrays := join_arrays(column)) is not None
     }
     ids = [joined[extension] for extension in IDS if extension in joined]
-    if len(joined) < len(samples.columns) or len(ids) != 1:
+    if len(joined) < len(columns) or len(ids) != 1:
         return None
     counts = ids[0].counts
     integers = all(arrays.values.dtype.kind in "iu" for extension, arrays in joined.items() if extension != LOSS_MASK)
@@ -182,4 +203,9 @@ DECODERS: dict[SampleFormat, tuple[tuple[str, ...], Callable[[Sample, Collection
     SampleFormat.TEXT: (TEXT, _decode_text),
     SampleFormat.MESSAGES: (MESSAGES, _decode_messages),
     SampleFormat.TOKENS: (IDS, _decode_tokens),
+}
+READ: dict[SampleFormat, frozenset[str]] = {
+    SampleFormat.TEXT: frozenset(TEXT),
+    SampleFormat.MESSAGES: frozenset(MESSAGES),
+    SampleFormat.TOKENS: frozenset((*IDS, LOSS_MASK, LABELS)),
 }

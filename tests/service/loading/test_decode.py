@@ -286,3 +286,34 @@ def test_real_shards_of_other_data_say_which_members_they_have_and_what_is_read(
 def test_a_vocabulary_that_ids_cannot_have_is_refused(vocab_size: int) -> None:
     with pytest.raises(ConfigError, match=f"source 'docs': vocab_size={vocab_size} must be 1"):
         DecodingSpec(name="docs", vocab_size=vocab_size)
+
+
+UNREAD = [
+    ("mask.npy", [("a.npy", ids_member([1, 2])), ("a.mask.npy", ids_member([0, 1], "|u1"))]),
+    ("json", [("a.txt", b"text"), ("a.json", b"{}")]),
+    ("jpg", [("a.txt", b"text"), ("a.jpg", b"picture")]),
+    ("loss_mask.npy", [("a.txt", b"text"), ("a.loss_mask.npy", ids_member([1], "|u1"))]),
+]
+
+
+@pytest.mark.parametrize(("extension", "members"), UNREAD, ids=[extension for extension, _ in UNREAD])
+@pytest.mark.parametrize("every", [True, False], ids=["all samples have it", "one has it"])
+def test_a_member_that_nobody_reads_is_refused_unless_the_source_names_it(
+    tmp_path: Path, tiny_tokenizer: Path, extension: str, members: list[tuple[str, bytes]], every: bool
+) -> None:
+    content, beside = members
+    others = [(name.replace("a.", "b.", 1), data) for name, data in (members if every else [content])]
+    path = write_tar(tmp_path / "x.tar", [*members, *others])
+    settings = {"format": content[0].partition(".")[2].replace("npy", "tokens").replace("txt", "text")}
+    tokenizer = None if settings["format"] == "tokens" else TokenizerSpec(file=str(tiny_tokenizer))
+    block = load_block(path, format=SampleFormat(settings["format"]), tokenizer=tokenizer)
+    assert [fault.index for fault in block.faults] == ([0, 1] if every else [0])
+    assert beside[0] in str(block.faults[0])
+    assert f"ignore_members: [{extension}]" in str(block.faults[0])
+    named = load_block(
+        path, format=SampleFormat(settings["format"]), tokenizer=tokenizer, ignore_members=frozenset({extension})
+    )
+    assert not named.faults
+    alone = write_tar(tmp_path / "y.tar", [content, (content[0].replace("a.", "b.", 1), content[1])])
+    without = load_block(alone, format=SampleFormat(settings["format"]), tokenizer=tokenizer)
+    assert named.tokens.tolist() == without.tokens.tolist()

@@ -104,7 +104,12 @@ def test_auto_refuses_to_choose_between_two_formats() -> None:
     sample = one(("a.json", b"{}"), ("a.txt", b"caption"))
     with pytest.raises(BadSample, match="fit the formats text and messages"):
         decode(sample, SampleFormat.AUTO)
-    assert decode(sample, SampleFormat.TEXT) == "caption"
+    assert decode(sample, SampleFormat.TEXT, unread={"json"}) == "caption"
+    assert decode(sample, SampleFormat.AUTO, unread={"json"}) == "caption"
+    with pytest.raises(
+        BadSample, match=r"format 'text' does not read this member, but \.txt.*ignore_members: \[json\]"
+    ):
+        decode(sample, SampleFormat.TEXT)
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4", ">i4", "<u8", ">i8", "|u1", "|i1"])

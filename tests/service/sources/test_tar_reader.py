@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,15 +80,52 @@ def test_any_names_and_sizes_come_back_from_every_member(files: list[tuple[str, 
     assert [(member.name, member.data) for member in read(tar_of(files, tarfile.GNU_FORMAT))] == files
 
 
-def test_folders_links_and_devices_are_skipped_as_webdataset_skips_them() -> None:
+def with_header(kind: bytes) -> bytes:
+    """A tar of a file, a header of this kind and another file."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
-        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
-            header = tarfile.TarInfo("odd.txt")
-            header.type, header.linkname = kind, "a.txt"
-            tar.addfile(header)
-            tar.addfile(tarfile.TarInfo("a.txt"))
-    assert [member.name for member in read(stream.getvalue())] == ["a.txt"] * 5
+        tar.addfile(tarfile.TarInfo("a.txt"))
+        header = tarfile.TarInfo("odd.txt")
+        header.type, header.linkname = kind, "a.txt"
+        tar.addfile(header)
+        tar.addfile(tarfile.TarInfo("b.txt"))
+    return stream.getvalue()
+
+
+def test_folders_are_skipped_as_webdataset_skips_them() -> None:
+    assert [member.name for member in read(with_header(tarfile.DIRTYPE))] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (tarfile.LNKTYPE, "a hard link"),
+        (tarfile.SYMTYPE, "a symbolic link"),
+        (tarfile.FIFOTYPE, "a FIFO"),
+        (tarfile.CHRTYPE, "a character device"),
+        (tarfile.BLKTYPE, "a block device"),
+    ],
+)
+def test_what_has_no_content_of_its_own_is_refused_with_the_way_out(kind: bytes, named: str) -> None:
+    with pytest.raises(SourceError, match=rf"member 'odd\.txt' at byte 512: it is {named}.*--hard-dereference"):
+        read(with_header(kind))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(tar_of([("b.txt", b"more")]), id="another archive"),
+        pytest.param(b"garbage", id="garbage"),
+        pytest.param(bytes(300_000) + b"x", id="far behind"),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, partial(gzip.compress, mtime=0)], ids=["plain", "gzip"])
+def test_data_behind_the_end_of_the_archive_is_refused(behind: bytes, compress: Callable[[bytes], bytes]) -> None:
+    raw = tar_of([("a.txt", b"1")])
+    at = len(raw) + len(behind) - len(behind.lstrip(bytes(1)))
+    with pytest.raises(SourceError, match=rf"at byte {at}: there is data behind the end"):
+        read(compress(raw + behind))
+    assert [member.name for member in read(compress(raw + bytes(300_000)))] == ["a.txt"]
 
 
 def test_webdatasets_metadata_members_are_skipped() -> None:

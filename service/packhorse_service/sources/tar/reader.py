@@ -2,9 +2,10 @@
 
 ``tarfile`` must walk a stream from its first byte and makes an object per member, which costs more than
 all the rest of loading. This reader parses headers by hand and agrees with ``tarfile`` (and so with
-``webdataset``) on which members there are, with three differences, all of them refusals: it raises where
-``tarfile`` silently stops at garbage after the first member, and it refuses sparse files and global
-headers that rename or resize what follows, since a reader that starts behind them could not know.
+``webdataset``) on which members there are, with differences that are all refusals: it raises where
+``tarfile`` silently stops, at garbage after the first member and at whatever stands behind the end of the archive,
+and it refuses links, sparse files and global headers that rename or resize what follows, since a reader that starts
+behind them could not know.
 
 The format: a member is a 512-byte header and its data, padded to 512 bytes. A PAX (``x``, ``g``) or GNU
 (``L``, ``K``) header is such a member too; its data describes the one after it. Zeros end the archive.
@@ -24,6 +25,7 @@ __all__ = ["TarMember", "describe_member", "read_members"]
 
 BLOCK = 512  # bytes
 ZEROS = bytes(BLOCK)
+PADDING_BYTES = 64 * 1024  # at a time, behind the end
 READ_LIMIT_BYTES = 16 * 1024 * 1024  # a size in a header is a claim: memory is taken as data really comes
 
 NAME, SIZE, CHECKSUM, KIND, MAGIC, PREFIX = (
@@ -40,6 +42,14 @@ POSIX_MAGIC = b"ustar\0"  # GNU's "ustar  " keeps times where POSIX has the pref
 OLD_REGULAR = ord("\0")
 REGULAR = frozenset(b"0\x007")
 DATALESS = frozenset(b"123456")  # links, devices, directories, FIFOs: tarfile reads no data for these
+DIRECTORY = ord("5")
+NO_FILES = {
+    ord("1"): "a hard link",
+    ord("2"): "a symbolic link",
+    ord("3"): "a character device",
+    ord("4"): "a block device",
+    ord("6"): "a FIFO",
+}
 PAX, PAX_GLOBAL, GNU_NAME, GNU_LINK = ord("x"), ord("g"), ord("L"), ord("K")
 EXTENSIONS = frozenset(b"xXgLK")
 KNOWN = REGULAR | DATALESS | EXTENSIONS
@@ -95,8 +105,8 @@ def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[T
     """Yield the regular members of the tar ``stream`` from ``offset`` on, which must be a member's first header.
 
     ``stream`` must be seekable and buffered. A stream that is gzip as a whole is decompressed; there a
-    start at an offset reads and drops what lies before. Directories, links, devices and webdataset's
-    ``__name__`` members are skipped.
+    start at an offset reads and drops what lies before. Directories and webdataset's ``__name__`` members are
+    skipped; links, which a reader that starts behind their target cannot follow, and devices are refused.
 
     Raises ``SourceError``, naming ``shard``, the member where known and the byte offset, for everything
     that is not a readable tar.
@@ -108,12 +118,14 @@ def read_members(stream: BinaryIO, offset: int = 0, *, shard: str) -> Iterator[T
         kind = header[KIND]
         name = extended.name or _name(header)
         if kind == OLD_REGULAR and name.endswith("/"):
-            kind = ord("5")  # how tars before POSIX write a directory
+            kind = DIRECTORY  # how tars before POSIX write a directory
         size = 0 if kind in DATALESS else _size(header)
         if kind in REGULAR and extended.size is not None:
             size = extended.size
         if size is None or kind not in KNOWN:
             raise source.unusable(header, name)
+        if kind in NO_FILES:
+            raise source.no_file(kind, name)
         padded = size + -size % BLOCK
         body = source.read(padded + BLOCK)  # with the next header: one read for each member
         if len(body) < padded:
@@ -200,9 +212,16 @@ class _TarStream:
         return False
 
     def _verify_to_end(self) -> None:
-        """Read to the end of a gzip stream, behind which its checksum stands, so that it is compared."""
-        while isinstance(self.stream, gzip.GzipFile) and self.read(READ_LIMIT_BYTES):
-            pass
+        """Read to the end: zeros fill an archive up, and behind a gzip stream stands its checksum, to be compared."""
+        behind = self.position + BLOCK
+        while rest := self.read(PADDING_BYTES):
+            if rest.count(0) < len(rest):
+                found = behind + len(rest) - len(rest.lstrip(ZEROS))
+                raise SourceError(
+                    f"shard {self.shard!r} at byte {found}: there is data behind the end of the archive, which nobody "
+                    "reads; tars that were joined are a shard each, or one by tar --concatenate"
+                )
+            behind += len(rest)
 
     def cut_inside(self, name: str, missing: int) -> SourceError:
         return SourceError(
@@ -218,6 +237,12 @@ class _TarStream:
         return SourceError(
             f"shard {self.shard!r}, member {name!r} at byte {self.position}: it is {what}, which is not read here; "
             "write the shard again with plain files (webdataset's TarWriter, or tar --format=pax without --sparse)"
+        )
+
+    def no_file(self, kind: int, name: str) -> SourceError:
+        return SourceError(
+            f"shard {self.shard!r}, member {name!r} at byte {self.position}: it is {NO_FILES[kind]}, whose content is "
+            "not here; write the shard again with the files themselves (tar --dereference --hard-dereference)"
         )
 
     def refuse(self, rule: str) -> SourceError:

@@ -25,7 +25,6 @@ from packhorse_service.sources.tar.reader import (
     PREFIX,
     SIZE,
     SPACES,
-    ZEROS,
     pax_records,
     renames,
 )
@@ -155,5 +154,6 @@ def _give_the_time(fronts: Bytes, sizes: Integers) -> Truths:
 
 
 def _archive_ends(buffer: bytes | memoryview, place: int, at_end: bool) -> bool:
-    header = buffer[place : place + BLOCK]
-    return header == ZEROS or (at_end and not header)
+    """Return whether nothing but zeros is behind ``place``, which must all be in the buffer to be seen."""
+    rest = np.frombuffer(buffer, np.uint8)[place:]
+    return at_end and (len(rest) == 0 or (len(rest) >= BLOCK and not rest.any()))
