@@ -1,92 +1,186 @@
-"""Operations on a batch's packing metadata, and on which rank needs what."""
+"""Operations on a batch's packing metadata, and on which rank needs what.
+
+A case gives a batch as upstream's collators write it, and what upstream reads from it. Its row is delivered by our own
+data path, and both are held against that: what our adapters write, and the parameters of attention that they build.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
 from packhorse import MicroBatch, ParallelLayout, Partition
 from packhorse.adapters import megatron_bridge
-from packhorse.adapters.megatron_bridge import PackedMetadata, packed_metadata, partition_offsets
+from packhorse.adapters.megatron_core import packed_seq_params
 from packhorse.codec.pipeline_stages import METADATA, Stage, needed
-from packhorse.errors import ContractError
-from tests.conformance.row_operations import equal
-from tests.conformance.rows import contract_of, deliver_row, micro_batch_with, row_with
+from packhorse.contract.batch_contract import AttentionOffsets
+from packhorse.errors import ContractError, PackhorseError
+from tests.conformance.rows import contract_of, deliver_row, micro_batch_with, receive_offsets, row_with
 from tests.conformance.vectors import Case
 
-OFFSETS = {"cu_seqlens", "cu_seqlens_unpadded"} | {
-    f"cu_seqlens_{of}{kind}" for of in ("q", "kv") for kind in ("", "_padded")
-}
+OFFSET_FIELDS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 # "meta" stands for any device that is not the host: nothing can be read from it here.
 ELSEWHERE = "meta"
+CURRENT, LEGACY = ("cu_seqlens_q", "cu_seqlens_q_padded"), ("cu_seqlens_unpadded", "cu_seqlens")
 
 
-def _batch(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A case's input as the batch it describes: offsets and counts as tensors."""
-    dtype = getattr(torch, given.get("dtype", "int32"))
-    batch = dict(given)
-    for name, value in given.items():
-        if name in OFFSETS and value is not None:
-            device = "cpu" if given.get("device", "cpu") == "cpu" else ELSEWHERE
-            batch[name] = torch.tensor(value, dtype=dtype, device=device)
-        elif name.endswith("argmin") and value is not None:
-            device = "cpu" if given.get("argmin_device", "cpu") == "cpu" else ELSEWHERE
-            batch[name] = torch.tensor(value, device=device)
-        elif name.startswith("max_seqlen") and isinstance(value, list):
-            batch[name] = torch.tensor(value, dtype=torch.int32)
-    return batch
+@dataclass
+class PackedParameters:
+    """Megatron-Core's ``PackedSeqParams``: the fields of mid-2026."""
+
+    qkv_format: str | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_kv: torch.Tensor | None = None
+    cu_seqlens_q_padded: torch.Tensor | None = None
+    cu_seqlens_kv_padded: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_kv: int | None = None
+    total_tokens: int | None = None
+    seq_idx: torch.Tensor | None = None
+
+
+class GivenOffsets:
+    """Offsets of a case's batch, under current or legacy keys, without the entries that only say where they end."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        logical, physical = CURRENT if "cu_seqlens_q" in given else LEGACY
+        self.in_both = given.get(logical) is not None and given.get(physical) is not None
+        self.logical = self._read(given, logical if given.get(logical) is not None else physical)
+        self.physical = self._read(given, physical if given.get(physical) is not None else logical)
+
+    @staticmethod
+    def _read(given: Mapping[str, Any], key: str) -> list[Any]:
+        entries: list[Any] = np.array(given[key]).squeeze().tolist()
+        return entries[: entries.index(-1)] if -1 in entries else entries
+
+    @property
+    def spelled(self) -> AttentionOffsets:
+        """Choice of offsets with which our adapters write such a batch."""
+        return AttentionOffsets.LOGICAL if self.in_both else AttentionOffsets.PHYSICAL
+
+    @property
+    def several_rows(self) -> bool:
+        return any(isinstance(entry, list) for entry in self.physical)
+
+
+def delivered(offsets: GivenOffsets, *, slots: int | None = None) -> MicroBatch:
+    """Deliver the row of a case; slots behind its last offset are a tail that is a segment of its own."""
+    logical, physical = list(offsets.logical), list(offsets.physical)
+    if slots is not None and slots > physical[-1]:
+        logical, physical = [*logical, logical[-1]], [*physical, slots]
+    return micro_batch_with(logical, physical)
+
+
+def stacked(offsets: GivenOffsets) -> MicroBatch:
+    """Micro-batches stacked to one, as a loop of one's own might do."""
+    tensor = torch.tensor(offsets.physical, dtype=torch.int32)
+    return replace(micro_batch_with([0, 8], [0, 8]), cu_seqlens=tensor, cu_seqlens_padded=tensor)
+
+
+def refuse_rows(offsets: GivenOffsets) -> None:
+    for write in (megatron_bridge.batch, megatron_bridge.legacy_batch):
+        with pytest.raises(ContractError, match="THD_ROWS"):
+            write(stacked(offsets))
 
 
 def normalize_packed_metadata(case: Case) -> None:
-    batch = _batch(case.input)
-    if case.rejects:
-        with pytest.raises(ContractError):
-            packed_metadata(batch)
+    given, expect = case.input, case.expect
+    if "max_seqlen_q" in given and isinstance(given["max_seqlen_q"], list):
+        assert case.rejects  # several numbers, where a row has one
+        assert megatron_bridge.batch(micro_batch_with([0, 8], [0, 8]))["max_seqlen_q"].dim() == 0
         return
-    found = packed_metadata(batch)
-    for name, expected in case.expect.items():
-        COMPARISONS.get(name, _compare_field)(found, name, expected)
-    if "dtype" in case.input:
-        assert str(found.cu_seqlens_q.dtype) == f"torch.{case.input['dtype']}"
+    offsets = GivenOffsets(given)
+    if not offsets.physical:
+        return _offsets_of_nothing()
+    row = delivered(offsets, slots=given.get("total_tokens"))
+    _compare_written(offsets, row, given)
+    if given.get("max_seqlen_q", given.get("max_seqlen")) is not None:
+        row = replace(row, max_seqlen=expect.get("max_seqlen_q", row.max_seqlen))  # handed on, not worked out again
+    params = packed_seq_params(row, attention_offsets=offsets.spelled, cls=PackedParameters)
+    for name, expected in expect.items():
+        COMPARISONS.get(name, _compare_field)(params, name, expected)
+    return None
 
 
-def _compare_field(found: PackedMetadata, name: str, expected: Any) -> None:
-    value = getattr(found, name)
-    assert (value.tolist() if isinstance(value, torch.Tensor) else value) == expected, name
+def _offsets_of_nothing() -> None:
+    """A row has slots: a stage that receives offsets without any refuses them."""
+    with pytest.raises(PackhorseError):
+        receive_offsets(np.zeros(0, np.int32), 8, ParallelLayout(), 0)
 
 
-def _seq_idx_source(found: PackedMetadata, _name: str, source: str) -> None:
-    offsets = found.physical if source == "padded" else found.logical
-    assert found.seq_idx is not None
-    assert found.seq_idx[0].bincount().tolist() == offsets.diff().tolist()
+def _compare_written(offsets: GivenOffsets, row: MicroBatch, given: Mapping[str, Any]) -> None:
+    """Batches that our adapters write hold the case's offsets, and say where legacy ones end."""
+    count = len(offsets.physical)
+    current = megatron_bridge.batch(row, attention_offsets=offsets.spelled)
+    legacy = megatron_bridge.legacy_batch(row, attention_offsets=offsets.spelled)
+    assert current["cu_seqlens_q"].tolist()[:count] == offsets.logical
+    assert ("cu_seqlens_q_padded" in current) == ("cu_seqlens_unpadded" in legacy) == offsets.in_both
+    assert current.get("cu_seqlens_q_padded", current["cu_seqlens_q"]).tolist()[:count] == offsets.physical
+    for key, wanted in zip(LEGACY, (offsets.logical, offsets.physical), strict=True):
+        if key in legacy:
+            end = int(legacy[f"{key}_argmin"])
+            assert legacy[key][0, :end].tolist()[:count] == wanted
+            assert legacy[key][0, end:].tolist() == [-1]
+    if "total_tokens" in given:
+        assert current["total_tokens"] == legacy["total_tokens"] == given["total_tokens"]
 
 
-def _absent(found: PackedMetadata, _name: str, names: list[str]) -> None:
-    assert not any(hasattr(found, name) for name in names)
+def _compare_field(params: PackedParameters, name: str, expected: Any) -> None:
+    value = getattr(params, name)
+    if expected is None and name.endswith("_padded"):
+        assert value is params.cu_seqlens_q  # one object in every field says the same: nothing between segments
+    elif name in OFFSET_FIELDS:
+        assert value.tolist()[: len(expected)] == expected, name
+    elif expected is not None:  # ours always says how long and how wide a row is
+        assert (value.tolist() if isinstance(value, torch.Tensor) else value) == expected, name
 
 
-def _attention_mask(_found: PackedMetadata, _name: str, expected: Any) -> None:
+def _logical(params: PackedParameters, _name: str, expected: list[int]) -> None:
+    assert params.cu_seqlens_q is not None
+    assert params.cu_seqlens_q.tolist() == expected
+
+
+def _physical(params: PackedParameters, _name: str, expected: list[int]) -> None:
+    assert params.cu_seqlens_q_padded is not None
+    assert params.cu_seqlens_q_padded.tolist() == expected
+
+
+def _seq_idx_source(params: PackedParameters, _name: str, source: str) -> None:
+    offsets = params.cu_seqlens_q_padded if source == "padded" else params.cu_seqlens_q
+    assert offsets is not None
+    assert params.seq_idx is not None
+    assert params.seq_idx[0].bincount().tolist() == offsets.diff().tolist()
+
+
+def _absent(params: PackedParameters, _name: str, names: list[str]) -> None:
+    assert not any(hasattr(params, name) for name in names)
+
+
+def _attention_mask(_params: PackedParameters, _name: str, expected: Any) -> None:
     assert megatron_bridge.batch(micro_batch_with([0, 8], [0, 8]))["attention_mask"] is expected
 
 
-def _row_width(found: PackedMetadata, _name: str, expected: int) -> None:
-    """The dictionary holds the whole row, however many ranks share it."""
-    batch = micro_batch_with(found.logical.tolist(), found.physical.tolist())
-    assert megatron_bridge.batch(batch)["tokens"].shape == (1, expected)
+def _row_width(params: PackedParameters, _name: str, expected: int) -> None:
+    """The row is whole, however many ranks share it."""
+    assert params.total_tokens == expected
 
 
-def _nothing(_found: PackedMetadata, _name: str, _expected: Any) -> None:
+def _nothing(_params: PackedParameters, _name: str, _expected: Any) -> None:
     """The outcome is compared before; a note is for people."""
 
 
-COMPARISONS: Mapping[str, Callable[[PackedMetadata, str, Any], None]] = {
+COMPARISONS: Mapping[str, Callable[[PackedParameters, str, Any], None]] = {
     "outcome": _nothing,
     "note": _nothing,
+    "logical": _logical,
+    "physical": _physical,
     "seq_idx_from": _seq_idx_source,
     "absent": _absent,
     "attention_mask": _attention_mask,
@@ -95,20 +189,30 @@ COMPARISONS: Mapping[str, Callable[[PackedMetadata, str, Any], None]] = {
 
 
 def select_cu_seqlens_for_partition(case: Case) -> None:
-    batch = _batch(case.input)
-    if case.rejects:
-        with pytest.raises(ContractError):
-            partition_offsets(batch)
-        return
     if "partitioned" in case.expect:
         return _fields_cut(case)
-    found = partition_offsets(batch)
+    offsets = GivenOffsets(case.input)
+    if offsets.several_rows:
+        assert case.rejects
+        return refuse_rows(offsets)
+    row = stacked(offsets)  # the adapters hand on what they are given: whose offsets they are is the stream's affair
+    if case.rejects:
+        return _ends_on_the_host(row)
+    batch = megatron_bridge.legacy_batch(row)
+    assert batch["cu_seqlens"][0, : int(batch["cu_seqlens_argmin"])].tolist() == offsets.physical
+    assert "attention_mask" not in case.expect or batch["attention_mask"] is case.expect["attention_mask"]
     if "cu_seqlens" in case.expect:
-        equal(found, case.expect["cu_seqlens"])
-    if "attention_mask" in case.expect:
-        written = megatron_bridge.batch(micro_batch_with(found.tolist(), found.tolist()))
-        assert written["attention_mask"] is case.expect["attention_mask"]
+        assert offsets.physical == case.expect["cu_seqlens"]
     return None
+
+
+def _ends_on_the_host(row: MicroBatch) -> None:
+    """Upstream refuses offsets on a device whose end it would have to wait for: ours say it on the host."""
+    assert row.cu_seqlens_padded is not None
+    away: Any = torch.as_tensor(row.cu_seqlens_padded).to(ELSEWHERE)
+    batch = megatron_bridge.legacy_batch(replace(row, cu_seqlens_padded=away))
+    assert batch["cu_seqlens"].device.type == ELSEWHERE
+    assert batch["cu_seqlens_argmin"].device.type == "cpu"
 
 
 def _fields_cut(case: Case) -> None:
@@ -155,4 +259,4 @@ def _bridge_keys(fields: frozenset[str], names: set[str]) -> None:
     batch = megatron_bridge.batch(replace(whole, **nothing))
     assert names - {"packed_metadata"} <= set(batch)
     assert {name for name, value in batch.items() if value is None} == unused | {"attention_mask"}
-    packed_metadata(batch)
+    assert all(batch[name] is not None for name in ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"))

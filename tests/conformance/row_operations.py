@@ -247,8 +247,7 @@ def _compare_ranks(case: Case, cut: Cut) -> None:
 
 def _held(offsets: npt.NDArray[Any], width: int, context: int, rank: int) -> npt.NDArray[np.int64]:
     """The slots of a row that a rank holds, once it has received the row's offsets."""
-    row = megatron_bridge.partition_offsets({"cu_seqlens_q": torch.from_numpy(offsets)}).numpy()
-    slots: npt.NDArray[np.int64] = receive_offsets(row, width, ParallelLayout(context=context), rank).slots()
+    slots: npt.NDArray[np.int64] = receive_offsets(offsets, width, ParallelLayout(context=context), rank).slots()
     return slots
 
 

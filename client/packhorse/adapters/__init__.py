@@ -3,7 +3,7 @@
 | module              | gives                                                                     |
 |---------------------|---------------------------------------------------------------------------|
 | ``megatron_core``   | ``PackedSeqParams`` of the installed version                              |
-| ``megatron_bridge`` | batch dictionaries, current and legacy keys; their metadata read back     |
+| ``megatron_bridge`` | batch dictionaries, current and legacy keys                                |
 | ``megatron_lm``     | the dictionaries of Megatron-LM's own ``get_batch``                       |
 | ``varlen``          | arguments of FlashAttention and PyTorch's variable-length attention, and  |
 |                     | ``seq_idx`` for state-space layers                                        |

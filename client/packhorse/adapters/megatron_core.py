@@ -18,8 +18,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-import torch
-
+from packhorse.adapters.row_offsets import RowOffsets, row_offsets
 from packhorse.adapters.varlen import seq_idx
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.contract.batch_contract import AttentionOffsets
@@ -46,9 +45,10 @@ def packed_seq_params(
     class cannot keep their state inside a segment is refused; if it has none, ``total_tokens`` is left out,
     which saves a wait for the device each forward; left open, it is set where the class has it.
 
-    Raises ``ConfigError`` without Megatron-Core, ``ContractError`` for such a version.
+    Raises ``ConfigError`` without Megatron-Core, ``ContractError`` for such a version and for offsets of several rows.
     """
-    if micro_batch.cu_seqlens_padded is None:
+    offsets = row_offsets(micro_batch)
+    if offsets is None:
         return None
     cls = cls or _installed()
     known = {f.name for f in fields(cls)}
@@ -58,7 +58,7 @@ def packed_seq_params(
             "next in state-space layers; use a later Megatron-Core (0.16.1 lacks it)"
         )
     total = None if state_space is False else micro_batch.width
-    values = _offsets(micro_batch, attention_offsets) | {
+    values = _offsets(offsets, attention_offsets) | {
         "qkv_format": "thd",
         "max_seqlen_q": micro_batch.max_seqlen,
         "max_seqlen_kv": micro_batch.max_seqlen,
@@ -67,7 +67,7 @@ def packed_seq_params(
     }
     params = cls(**{name: value for name, value in values.items() if name in known})
     if total is not None and "seq_idx" in known and params.seq_idx is None:
-        params.seq_idx = seq_idx(torch.as_tensor(micro_batch.cu_seqlens_padded), total)[None]
+        params.seq_idx = seq_idx(offsets.physical, total)[None]
     return params
 
 
@@ -79,12 +79,12 @@ def _installed() -> type:
     return found
 
 
-def _offsets(micro_batch: MicroBatch, attention_offsets: AttentionOffsets) -> dict[str, Any]:
+def _offsets(offsets: RowOffsets, attention_offsets: AttentionOffsets) -> dict[str, Any]:
     """Return the four offset fields, and the flag, as the contract fixes them for the whole job."""
-    physical = torch.as_tensor(micro_batch.cu_seqlens_padded)
+    logical, physical = offsets
     if AttentionOffsets(attention_offsets) is AttentionOffsets.PHYSICAL:
         seen, flag = physical, {}
     else:
-        seen, flag = torch.as_tensor(micro_batch.cu_seqlens), {"pad_between_seqs": True}
+        seen, flag = logical, {"pad_between_seqs": True}
     padded = {"cu_seqlens_q_padded": physical, "cu_seqlens_kv_padded": physical}
     return {"cu_seqlens_q": seen, "cu_seqlens_kv": seen} | padded | flag

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from packhorse.adapters.row_offsets import row_offsets
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import ContractError
 
@@ -34,8 +35,8 @@ def batch(micro_batch: MicroBatch) -> dict[str, Any]:
     ``cu_seqlens`` is int32 [1, n+1], physical, without segments of no slots; ``max_seqlen`` int32 [1]. There is no
     ``cu_seqlens_padded``: tensor rank 0 would keep it to itself at CP 1, and its peers would attend by other offsets.
 
-    Raises ``ContractError`` for a slice of a row, which would be cut twice, and for a padding mask, which that step
-    does not take.
+    Raises ``ContractError`` for a slice of a row, which would be cut twice, for a padding mask, which that step does
+    not take, and for offsets of several rows.
     """
     if not micro_batch.holds_whole_row:
         raise ContractError(
@@ -48,13 +49,13 @@ def batch(micro_batch: MicroBatch) -> dict[str, Any]:
             "to false on both sides"
         )
     values = {name: _two_dimensional(getattr(micro_batch, name)) for name in ROWS} | {"attention_mask": None}
-    if micro_batch.cu_seqlens_padded is None:
+    offsets = row_offsets(micro_batch)
+    if offsets is None:
         return values
-    offsets = torch.as_tensor(micro_batch.cu_seqlens_padded)
     # A fixed number of offsets ends in several of one value; behind the first of them there are no slots.
     held = int((micro_batch.host_offsets[1] < micro_batch.width).sum()) + 1
     longest = torch.tensor([micro_batch.max_seqlen], dtype=torch.int32)
-    return values | {"cu_seqlens": offsets[None, :held], "cu_seqlens_padded": None, "max_seqlen": longest}
+    return values | {"cu_seqlens": offsets.physical[None, :held], "cu_seqlens_padded": None, "max_seqlen": longest}
 
 
 def _two_dimensional(array: Any) -> torch.Tensor | None:

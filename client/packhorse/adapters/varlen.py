@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from packhorse.adapters.row_offsets import row_offsets
 from packhorse.codec.microbatch import MicroBatch
 from packhorse.errors import ContractError
 
@@ -24,7 +25,7 @@ __all__ = ["flash_attention_arguments", "seq_idx", "torch_varlen_arguments"]
 def flash_attention_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
     """Return arguments of ``flash_attn_varlen_func``: ``cu_seqlens_q/k`` int32 [S+1], ``max_seqlen_q/k`` int.
 
-    Raises ``ContractError`` for a dense micro-batch, and for a slice of a row.
+    Raises ``ContractError`` for a dense micro-batch, a slice of a row, and offsets of several rows.
     """
     offsets = _whole_row_offsets(micro_batch)
     longest = micro_batch.max_seqlen
@@ -34,7 +35,7 @@ def flash_attention_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
 def torch_varlen_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
     """Return arguments of ``torch.nn.attention.varlen.varlen_attn``: ``cu_seq_q/k`` int32 [S+1], ``max_q/k`` int.
 
-    Raises ``ContractError`` for a dense micro-batch, and for a slice of a row.
+    Raises ``ContractError`` for a dense micro-batch, a slice of a row, and offsets of several rows.
     """
     offsets = _whole_row_offsets(micro_batch)
     longest = micro_batch.max_seqlen
@@ -42,14 +43,15 @@ def torch_varlen_arguments(micro_batch: MicroBatch) -> dict[str, Any]:
 
 
 def _whole_row_offsets(micro_batch: MicroBatch) -> torch.Tensor:
-    if micro_batch.cu_seqlens_padded is None:
+    offsets = row_offsets(micro_batch)
+    if offsets is None:
         raise ContractError("a dense micro-batch has no offsets; variable-length attention needs a packed mode")
     if not micro_batch.holds_whole_row:
         raise ContractError(
             f"variable-length attention needs the whole row; this rank holds a {micro_batch.partition} slice of it: "
             "set partition to whole, or use Transformer Engine's THD attention"
         )
-    return torch.as_tensor(micro_batch.cu_seqlens_padded)
+    return offsets.physical
 
 
 def seq_idx(cu_seqlens_padded: torch.Tensor, total: int) -> torch.Tensor:

@@ -108,7 +108,7 @@ KNOWN_FACTS = RuntimeRule(
 THD_ROWS = RuntimeRule(
     id="THD_ROWS",
     held_against=(StackVersions.BRIDGE,),
-    checked="Checked by `packhorse.adapters.megatron_bridge` where offsets enter, as no declaration can tell.",
+    checked="Checked by `packhorse.adapters` where offsets leave for a stack, as no declaration can tell.",
     documentation=Documentation.parse(
         """
         A THD micro-batch has one row: offsets of several rows are refused, [1, n] is squeezed.

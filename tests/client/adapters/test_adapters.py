@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,20 +162,19 @@ def test_the_installed_megatron_core_takes_the_parameters(packed: MicroBatch) ->
 # Megatron-Bridge -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", [megatron_bridge.batch, megatron_bridge.legacy_batch])
 @pytest.mark.parametrize("offsets", list(AttentionOffsets))
-def test_metadata_survives_the_round_trip_in_both_spellings(
-    write: Any, offsets: AttentionOffsets, packed: MicroBatch
-) -> None:
-    batch = write(packed, attention_offsets=offsets)
-    found = megatron_bridge.packed_metadata(batch)
-    logical = PHYSICAL if offsets is AttentionOffsets.PHYSICAL else LOGICAL
-    assert found.logical.tolist() == found.cu_seqlens_kv.tolist() == logical
-    assert found.physical.tolist() == megatron_bridge.partition_offsets(batch).tolist() == PHYSICAL
-    assert (found.cu_seqlens_q_padded is None) == (offsets is AttentionOffsets.PHYSICAL)
-    assert (found.max_seqlen_q, found.max_seqlen_kv, found.total_tokens) == (8, 8, 16)
-    assert found.seq_idx is not None
-    assert found.seq_idx.tolist() == [[0] * 4 + [1] * 8 + [2] * 4]
+def test_both_spellings_say_the_same_of_a_row(offsets: AttentionOffsets, packed: MicroBatch) -> None:
+    current = megatron_bridge.batch(packed, attention_offsets=offsets)
+    legacy = megatron_bridge.legacy_batch(packed, attention_offsets=offsets)
+    logical = offsets is AttentionOffsets.LOGICAL
+    assert current["cu_seqlens_q"].tolist() == current["cu_seqlens_kv"].tolist() == (LOGICAL if logical else PHYSICAL)
+    assert legacy["cu_seqlens"][0, : int(legacy["cu_seqlens_argmin"])].tolist() == PHYSICAL
+    assert ("cu_seqlens_q_padded" in current) == ("cu_seqlens_unpadded" in legacy) == logical
+    if logical:
+        assert current["cu_seqlens_q_padded"].tolist() == current["cu_seqlens_kv_padded"].tolist() == PHYSICAL
+        assert legacy["cu_seqlens_unpadded"][0, : int(legacy["cu_seqlens_unpadded_argmin"])].tolist() == LOGICAL
+    assert int(current["max_seqlen_q"]) == int(current["max_seqlen_kv"]) == int(legacy["max_seqlen"]) == 8
+    assert current["total_tokens"] == legacy["total_tokens"] == 16
 
 
 @pytest.mark.parametrize("write", [megatron_bridge.batch, megatron_bridge.legacy_batch])
@@ -218,18 +218,36 @@ def test_dense_batches_keep_their_rows_and_have_no_offsets(dense: MicroBatch) ->
     assert not [name for name in batch if name.startswith(("cu_seqlens", "max_seqlen", "total"))]
 
 
-@pytest.mark.parametrize("offsets", [[0, 4, 8], [[0, 4, 8]]])
-def test_one_row_of_offsets_is_taken_with_or_without_its_batch_dimension(offsets: list[Any]) -> None:
-    batch = {"cu_seqlens_q": torch.tensor(offsets, dtype=torch.int32)}
-    assert megatron_bridge.packed_metadata(batch).physical.tolist() == [0, 4, 8]
-    assert megatron_bridge.partition_offsets(batch).tolist() == [0, 4, 8]
+# Offsets of several rows -----------------------------------------------------------------------------------
+
+WRITERS = (
+    megatron_bridge.batch,
+    megatron_bridge.legacy_batch,
+    megatron_lm.batch,
+    partial(packed_seq_params, cls=Params0161),
+    varlen.flash_attention_arguments,
+    varlen.torch_varlen_arguments,
+)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 2)])
-@pytest.mark.parametrize("read", [megatron_bridge.packed_metadata, megatron_bridge.partition_offsets])
-def test_offsets_of_two_rows_are_refused_by_name(read: Any, shape: tuple[int, ...]) -> None:
+def with_offsets(shape: tuple[int, ...], packed: MicroBatch) -> MicroBatch:
+    """A micro-batch whose offsets have these dimensions, as those that are stacked have."""
+    offsets: Any = torch.tensor(PHYSICAL, dtype=torch.int32).expand(shape)
+    return replace(packed, cu_seqlens=offsets, cu_seqlens_padded=offsets, padding_mask=None)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_one_row_of_offsets_is_taken_with_its_batch_dimension_too(write: Any, packed: MicroBatch) -> None:
+    written = write(with_offsets((1, 4), packed))
+    values = written.values() if isinstance(written, dict) else vars(written).values()
+    assert any(torch.is_tensor(value) and value.flatten()[:4].tolist() == PHYSICAL for value in values)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("shape", [(2, 4), (2, 1, 4)])
+def test_offsets_of_two_rows_are_refused_by_name(write: Any, shape: tuple[int, ...], packed: MicroBatch) -> None:
     with pytest.raises(ContractError, match=r"THD_ROWS: offsets of 2 rows.*set micro_batch_size to 1"):
-        read({"cu_seqlens_q": torch.zeros(shape, dtype=torch.int32)})
+        write(with_offsets(shape, packed))
 
 
 # Variable-length attention and state-space layers --------------------------------------------------------
