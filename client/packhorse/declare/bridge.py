@@ -26,7 +26,7 @@ from packhorse.contract.trainer_facts import Stack, TrainerFacts
 from packhorse.declare.attributes import get, read_fields
 from packhorse.declare.bridge_precision import precision
 from packhorse.declare.bridge_rules import BRIDGE_RULES
-from packhorse.declare.bridge_steps import stage_facts
+from packhorse.declare.bridge_steps import TEXT_STEP, stage_facts
 from packhorse.declare.bridge_view import BridgeView, class_names
 from packhorse.declare.megatron import PIPELINE_FIRST, layout_from_sizes, model_ranks
 from packhorse.declare.settings import BRIDGE_FACTS, BRIDGE_LENGTHS, ignores_ramp_up, trainer_facts, unread_settings
@@ -123,14 +123,14 @@ def _facts(view: BridgeView, forward_step: object) -> TrainerFacts:
     declared["packs_in_batch"] = view.packs_global_batch or (
         view.packs_in_batch and view.packing is not Packing.IN_BATCH
     )
-    declared["defers_packing"] = view.defers_packing
-    declared["forward_step"] = _step_name(view, forward_step)
+    step = declared["forward_step"] = _step_name(view, forward_step)
+    declared["defers_packing"] = view.defers_packing and step != TEXT_STEP  # which packs nothing itself
     declared["unread_settings"] = (unread_settings(view.model) + unread_settings(view.dataset)) or None
     if ignores_ramp_up(view.cfg, "train."):
         declared["rampup_batch_size"] = False
     if view.chooses_attention:
         declared.pop("transformer_impl", None)
-    declared |= stage_facts(view, declared["forward_step"])
+    declared |= stage_facts(view, step)
     if view.packing is Packing.IN_BATCH and get(view.model, "pipeline_model_parallel_size") not in (None, 1):
         declared["variable_seq_lengths"] = True  # Bridge turns it on for such a job
     return trainer_facts(view.model, declared, pads_when_eager=True)

@@ -16,7 +16,7 @@ from enum import StrEnum, auto
 from packhorse.declare.attributes import get
 from packhorse.declare.bridge_view import BridgeView, class_names
 
-__all__ = ["stage_facts"]
+__all__ = ["TEXT_STEP", "stage_facts"]
 
 
 class Middle(StrEnum):

@@ -40,8 +40,8 @@ HIERARCHICAL = "a2a+p2p"
 PACKERS = {
     "packs_offline": "let it read the stream, not files packed before (Bridge: enable_offline_packing)",
     "packs_in_batch": "turn its packing in the batch off (Bridge: enable_in_batch_packing)",
-    "defers_packing": "train with vlm_step and set defer_in_batch_packing_to_step to false; or serve dense rows "
-    "(packing: none) to a step that packs them itself, as qwen3_vl_step and megatron_mimo_step do",
+    "defers_packing": "train with vlm_step or gpt_step and set defer_in_batch_packing_to_step to false; or serve dense "
+    "rows (packing: none) to a step that packs them itself, as qwen3_vl_step and megatron_mimo_step do",
 }
 
 
@@ -49,7 +49,8 @@ def modes_exclusive(given: RuleInput) -> Iterator[Breach]:
     """There is one packing owner: the trainer does not pack again what arrives packed.
 
     Packing twice loses the offsets of the first packing, and attention crosses samples. A packing that is put off
-    to the training step may pack dense rows: those are not packed yet.
+    to the training step may pack dense rows: those are not packed yet. gpt_step packs nothing itself: where a trainer
+    declares that step, the flag does nothing.
 
     Source: Megatron-Bridge training/config.py, "mutually exclusive"; training/vlm_step.py, "set
     defer_in_batch_packing_to_step=False".

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Accepted", "Disagreement", "miscounted", "unexplained"]
+__all__ = ["COMMON", "Accepted", "Disagreement", "miscounted", "unexplained"]
 
 
 COMMON = 0.01  # a reason of a smaller share may be missing from a sample

@@ -174,6 +174,11 @@ class Case:
         """True for every dataset but the one of pretraining."""
         return self.dataset != "pretrain"
 
+    @property
+    def step(self) -> str:
+        """Training step: that of models that see, for data sets that may hold images."""
+        return "vlm_step" if self.dataset.startswith(("mock_vlm", "energon")) else "gpt_step"
+
     def build(self) -> bridge.ConfigContainer:
         """Return the configuration, its changes applied as a command line applies them."""
         cfg = bridge.ConfigContainer(

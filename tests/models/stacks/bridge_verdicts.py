@@ -21,6 +21,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # documen
 from packhorse.declare import check_bridge
 from packhorse.errors import ConfigError
 from packhorse.rules import errors
+from tests.models.stacks.first_step import run_first_step
 
 __all__ = ["one_rank", "packhorse_refuses", "upstream_refuses"]
 
@@ -28,8 +29,11 @@ __all__ = ["one_rank", "packhorse_refuses", "upstream_refuses"]
 REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError, ZeroDivisionError, RuntimeError, AttributeError)
 
 
-def upstream_refuses(cfg: ConfigContainer, world_size: int) -> str:
-    """Return why Bridge refuses a configuration as it starts: its update, validation and count of micro-batches."""
+def upstream_refuses(cfg: ConfigContainer, world_size: int, step: str = "gpt_step") -> str:
+    """Return why Bridge refuses a job as it starts, or at its first step; empty where it does not.
+
+    As it starts: its update, validation, count of micro-batches, and wrapping of the model.
+    """
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what counts is what it refuses
         patch.setattr(bridge, "get_world_size_safe", lambda: world_size)
@@ -43,6 +47,7 @@ def upstream_refuses(cfg: ConfigContainer, world_size: int) -> str:
                 cfg.train.decrease_batch_size_if_needed,
             )
             _construct_ddp(cfg)
+            run_first_step(cfg, step)
         except REFUSALS as refusal:
             return f"{type(refusal).__name__}: {refusal}"
     return ""
@@ -74,9 +79,9 @@ def one_rank() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def packhorse_refuses(cfg: ConfigContainer, world_size: int) -> tuple[str, ...]:
+def packhorse_refuses(cfg: ConfigContainer, world_size: int, step: str | None = None) -> tuple[str, ...]:
     """Return the identifiers of the rules that are broken."""
     try:
-        return tuple(sorted({violation.rule for violation in errors(check_bridge(cfg, world_size))}))
+        return tuple(sorted({violation.rule for violation in errors(check_bridge(cfg, world_size, step))}))
     except ConfigError as error:
         return (f"ConfigError: {error}",)
