@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,8 @@ from packhorse_service.preview.statistics import (
 
 __all__ = ["DrawnSamples", "Waits"]
 
+LARGE = 0.2  # of a step's slots, in one sample
+
 
 class DrawnSamples:
     """Samples drawn so far, in order: a few integers of each, and what the policies over length make of them."""
@@ -39,6 +41,7 @@ class DrawnSamples:
         self.over_length = [0] * sources  # samples
         self.lost = [0] * sources  # their tokens that are not planned
         self._planning = planning
+        self._longest = [(0, "")] * sources  # slots and place of each source's longest
         self._stop: Stop | None = None
 
     def drawn(self, source: int, epoch: int, slots: int, place: str) -> None:
@@ -46,6 +49,7 @@ class DrawnSamples:
         self.lengths.append(slots)
         self.sources.append(source)
         self.epochs[source] = max(self.epochs[source], epoch + 1)
+        self._longest[source] = max(self._longest[source], (slots, place))
         if self._planning.limit is not None and slots > self._planning.limit:
             self._note_over_length(source, slots, self._planning.limit, place)
 
@@ -57,6 +61,19 @@ class DrawnSamples:
         stops = setting.over_length is OverLength.ERROR and self.over_length[source] > setting.skip_budget
         if stops and self._stop is None:
             self._stop = Stop(setting.setting, place, slots)
+
+    def split_warnings(self) -> Iterator[str]:
+        """Yield a warning for each source of which one sample, split, fills much of a step: its pieces come in a row."""
+        contract = self._planning.contract
+        row, step = contract.seq_length, contract.seq_length * contract.global_batch_size
+        for source, (slots, place) in zip(self._planning.sources, self._longest, strict=True):
+            split = self._planning.limit is None or source.over_length is OverLength.SPLIT
+            if split and slots > max(row, LARGE * step):
+                yield (
+                    f"source {source.name!r}: {place} has {slots:,} slots, {slots / step:.1f} steps of {step:,}, and "
+                    "its pieces follow one another: steps hold little else then. Raise global_batch_size, or cut such "
+                    "documents into samples before"
+                )
 
     def by_source(self) -> list[int]:
         """Return the number of samples of each source."""

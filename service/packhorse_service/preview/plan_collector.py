@@ -127,7 +127,7 @@ class PlanCollector:
         balance = self._balance() if contract.packed else None
         return PlanReport(
             setting=self._setting(),
-            warnings=self.planning.warnings,
+            warnings=(*self.planning.warnings, *self.samples.split_warnings()),
             complete=self.complete,
             steps=self.steps,
             micro_batches=len(self._segments),

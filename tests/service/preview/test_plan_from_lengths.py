@@ -272,3 +272,14 @@ def test_real_lengths_are_planned_near_what_alignment_allows(name: str) -> None:
     assert report.fill.useful_at_most is not None
     assert report.fill.useful_at_most - report.fill.useful < 0.01 + lost_in_last_pack
     assert report.fill.tokens == 10 * int(lengths[lengths > 0].sum())
+
+
+@pytest.mark.parametrize("policy", OverLength)
+@pytest.mark.parametrize("longest", [64, 65, 250, 251, 3000])
+def test_a_sample_that_is_split_over_much_of_a_step_is_warned_of(policy: OverLength, longest: int) -> None:
+    """Of a step of 20 rows of 64 a fifth is 256 slots; of 4 rows a row is more than that."""
+    large = replace(SMALL, over_length=policy, global_batch_size=20)
+    warnings = planned([64] * 40 + [longest], large).warnings
+    assert any("sample 40 has" in warning for warning in warnings) == (policy is OverLength.SPLIT and longest > 256)
+    small = planned([64] * 40 + [longest], replace(SMALL, over_length=policy)).warnings
+    assert any("sample 40 has" in warning for warning in small) == (policy is OverLength.SPLIT and longest > 64)
