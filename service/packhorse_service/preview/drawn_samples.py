@@ -63,7 +63,7 @@ class DrawnSamples:
             self._stop = Stop(setting.setting, place, slots)
 
     def split_warnings(self) -> Iterator[str]:
-        """Yield a warning for each source of which one sample, split, fills much of a step: its pieces come in a row."""
+        """Yield a warning for each source of which one sample, split, fills much of a step, piece behind piece."""
         contract = self._planning.contract
         row, step = contract.seq_length, contract.seq_length * contract.global_batch_size
         for source, (slots, place) in zip(self._planning.sources, self._longest, strict=True):
