@@ -26,7 +26,7 @@ app = typer.Typer(
     help="Feed packed sequences to LLM trainers: pack on the fly, prove the contract, push micro-batches.",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # paragraphs are wrapped to the terminal, not where the source breaks them
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
