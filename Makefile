@@ -15,10 +15,10 @@ explore: $(VENV)/installed  ## property tests with other examples each time, and
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore --timeout 0 tests $(EXPLORE)
 
 LONG := tests/fuzz tests/faults tests/service/loadtest tests/hostile tests/service/demo tests/docs/test_getting_started.py \
-  tests/benchmarks tests/service/packing/test_packing_quality.py \
-  $(addprefix tests/end_to_end/test_,evaluation.py state.py handshake.py tap.py)
+  tests/benchmarks tests/service/packing/test_packing_quality.py tests/protocol/test_schedules.py \
+  $(addprefix tests/end_to_end/test_,evaluation.py state.py handshake.py tap.py security.py readers.py)
 
-long: $(VENV)/installed  ## decoders fuzzed, processes killed, states, evaluations, load tests, demo, tutorial; a server attacked
+long: $(VENV)/installed  ## decoders fuzzed, processes killed, schedules, states, load tests, demo, tutorial; a server attacked
 	$(BIN)/python -m pytest -n auto --dist worksteal $(filter-out tests/hostile,$(LONG))
 	$(BIN)/python -m pytest tests/hostile  # alone: it compares the throughput of ranks
 
